@@ -290,7 +290,6 @@ class PreemptionTest(parameterized.TestCase):
         process.stdout.close()
 
     def test_an_import_leaves_other_daemon_processes_of_a_notebook_alone(self):
-        """They were killed at its end, before they could answer the SIGTERM that Python sends them."""
         program = (
             "import multiprocessing, signal, sys, time, foundry.training.preemption\n"
             "def work(ready):\n"
@@ -394,8 +393,6 @@ class OutputDirTest(TestCase):
         (dict(WANDB_SWEEP_ID="s", WANDB_RUN_ID="b"), dict(WANDB_SWEEP_ID="s", WANDB_RUN_ID="a")),
     )
     def test_a_job_resumes_its_own_run_and_no_earlier_one(self, now, before):
-        """A job with --overwrite_output_dir, stopped before it began and started again, resumed the earlier run, which
-        was finished, made no step and ended with exit code 0."""
         newest, run = self.checkpoint(7), self.folder / "out/run.json"
         with mock.patch.dict(os.environ, before):
             run.write_text(json.dumps({"job": this_job()}))
@@ -409,7 +406,6 @@ class OutputDirTest(TestCase):
                 self.assertEqual(found, str(newest), "its own")
 
     def test_a_restarted_job_goes_on_from_its_own_checkpoint_before_the_one_named(self):
-        """The command of the first start named a checkpoint of another run, to which every restart went back."""
         named = str(self.checkpoint(4, folder="old"))
         args = self.training(resume_from_checkpoint=named)
         with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):
@@ -558,7 +554,6 @@ class RunTest(TestCase):
             self.assertEqual(said.count(f"{words}from here on"), 1, said)
 
     def test_what_follows_from_other_steps_is_said(self):
-        """The rate jumped without a line."""
         flags = "--lr_scheduler_type cosine --learning_rate 0.02 --logging_steps 1 --eval_steps 99".split()
         self.run_to_end("--max_steps", "6", *flags)
         size = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1")
@@ -617,7 +612,6 @@ class RunTest(TestCase):
         self.assertGreaterEqual(torture.stopped(self.workspace, name, show=lambda _: None)["stops"], 1)
 
     def test_evaluations_do_not_change_the_training(self):
-        """They drew from the random numbers of dropout."""
         often = self.run_to_end("--max_steps", "9", "--eval_steps", "2", output="often")
         never = self.run_to_end("--max_steps", "9", "--eval_strategy", "no", output="never")
         self.assertEqual(often["weights"], never["weights"])

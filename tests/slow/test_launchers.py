@@ -359,7 +359,6 @@ class LauncherTest(parameterized.TestCase):
             self.assertNotIn("Traceback", text)
 
     def test_nodes_with_other_text_do_not_train(self):
-        """They trained on different rows, with different tokenizers, and the one with more of them waited for ever."""
         disks, out = self.own_disks(self.folder / "text.txt"), self.folder / "other_text"
         (disks[1] / "text.txt").write_text((self.folder / "text.txt").read_text()[5000:])
         argv = torture.changed(self.flags("pre_train", 2), "--train_file", "text.txt", "--output_dir", str(out))

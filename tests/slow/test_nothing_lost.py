@@ -74,7 +74,6 @@ class EarlyStopTest(TestCase):
         self.assertEqual(self.run_script(out, *more, "--resume_from_checkpoint")[0]["global_step"], 10)
 
     def test_a_resumed_run_deletes_what_the_whole_one_deletes(self):
-        """The evaluation that it made up for found a better model, and the one before was kept."""
         trainer, left = pre_train_t5.T5Trainer, {}
         evaluate = trainer._evaluate_task
 
@@ -117,7 +116,6 @@ pre_train_t5.main(sys.argv[1:])
 """
 
     def test_an_error_ends_a_run_whose_workers_outlive_signals(self):
-        """Python's exit sent them SIGTERM, and waited for ever."""
         flags = torture.changed(self.command, "--output_dir", str(self.folder / "failed"))
         # Not a warm Python, whose exit does not wait for them.
         command = [sys.executable, "-c", self.FAILS, *flags, "--dataloader_num_workers", "2"]
@@ -127,7 +125,6 @@ pre_train_t5.main(sys.argv[1:])
         self.assertIn("MemoryError: out of memory", done.stderr)
 
     def test_a_worker_that_cannot_hand_over_a_batch_ends_the_run(self):
-        """With a full /dev/shm, Python only printed the worker's error, and the run waited for ever."""
         loader = DataLoader([1, 2], num_workers=1, collate_fn=lambda rows: lambda: rows)  # a lambda cannot be sent
         often = mock.patch("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
         with often, self.assertRaisesRegex(RuntimeError, "DataLoader worker .* exited unexpectedly"):
@@ -161,8 +158,6 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
 
     @parameterized.parameters((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL))
     def test_it_ends_with_the_script(self, number, code):
-        """Processes that tokenised had Ctrl-C as a TimeoutError of datasets and a traceback of each; after a kill they
-        went on for ever. Now there is but one."""
         place = Path(self.enterContext(tempfile.TemporaryDirectory())).resolve()
         began, log = place / "began", place / "log"  # a folder with a file that has the id of the script
         began.mkdir()
@@ -193,7 +188,6 @@ run_script(lambda: fine_tune_t5.main(sys.argv[2:]))
 
 class LinkTest(TestCase):
     def test_a_linked_folder_is_written_through_and_made(self):
-        """It was refused as a file."""
         target, link = self.folder / "disk/target", self.folder / "link"
         link.symlink_to(target)
         self.run_script(link)
@@ -225,7 +219,6 @@ class LinkTest(TestCase):
 class SignalAfterTrainingTest(TestCase):
     @parameterized.parameters("in the last step", "while the model is saved")
     def test_one_line_and_a_code(self, when):
-        """The process ended with -15 and no line."""
         out, trainer = self.folder / when.replace(" ", "_"), pre_train_t5.T5Trainer
 
         def save(self, output_dir=None, _internal_call=False):
@@ -266,7 +259,6 @@ class FullDiskTest(TestCase):
         self.assertFalse((out / saving.SAVING).exists())
 
     def test_the_best_checkpoint(self):
-        """The run ended with its last weights, since the best ones were looked for in what could not be saved."""
         out, trainer = self.folder / "best", pre_train_t5.T5Trainer
         evaluate, write = trainer.evaluate, trainer._save_optimizer_and_scheduler
 

@@ -42,7 +42,6 @@ class RunScriptTest(parameterized.TestCase):
 
     @parameterized.parameters(*SCRIPTS)
     def test_ctrl_c_is_one_line_of_every_script(self, script):
-        """It was a traceback, and exit code 1, of those that do not train, evaluate or predict."""
         program = (
             "import argparse, contextlib, runpy, foundry.common.command_line as lines\n"
             "def ctrl_c(*_):\n    raise KeyboardInterrupt\n"

@@ -124,7 +124,6 @@ class TrustTest(TestCase):
         self.assertNotIn("metrics", recorded_flags(str(model), values, ["metrics"]), "the person has named them")
 
     def test_rules_with_a_token_that_is_not_there(self):
-        """The library panicked at the first text."""
         train_tokenizer(sentences(200), self.folder, 300)
         path = self.folder / "tokenizer.json"
         rules = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}], "pair": []}

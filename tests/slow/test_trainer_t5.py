@@ -371,7 +371,6 @@ class FailureTest(TrainerTest):
         self.assertEmpty(multiprocessing.active_children())
 
     def test_a_killed_worker_costs_one_line_and_no_step(self):
-        """It ended in a traceback that called it a defect."""
         flags = dict(save_strategy="steps", save_steps=100, max_steps=9, dataloader_num_workers=1)
         whole = trained(self.folder / "whole", **flags)
         trainer = make_trainer(self.folder / "killed", optim="adamw_rms_scaled", **flags)

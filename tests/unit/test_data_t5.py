@@ -990,7 +990,6 @@ class TokenisedTest(TestCase):
 
     @parameterized.product(layout=("saved", "parquet", "json"), streaming=(False, True))
     def test_a_local_folder_is_known_by_its_contents(self, layout, streaming):
-        """It was known by its name and its files' times: other texts were trained on unseen, equal ones refused."""
 
         def write(folder: Path, lines: list[str]) -> None:
             rows = datasets.Dataset.from_dict({"text": lines})

@@ -259,7 +259,6 @@ class PrintedTest(parameterized.TestCase):
 
 class MachineTest(parameterized.TestCase):
     def test_a_mac_trains_on_its_cpu_without_a_flag(self):
-        """Its first command ended in an error that asked for --use_cpu true."""
         processes.has_accelerator.cache_clear()
         self.addCleanup(processes.has_accelerator.cache_clear)
         there = mock.patch("torch.accelerator.is_available", return_value=True)

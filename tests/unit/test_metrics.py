@@ -669,7 +669,6 @@ class CheckMetricsTest(parameterized.TestCase):
 
 class TokensTest(parameterized.TestCase):
     def test_without_target_tokens_there_is_no_mean(self):
-        """0/0 was NaN, and a warning of numpy's."""
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             self.assertEqual(token_metrics(np.zeros((3, len(STATISTICS)))), {})

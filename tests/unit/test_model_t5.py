@@ -479,7 +479,6 @@ class LoadingTest(ModelTest):
 
     @parameterized.parameters("bitsandbytes", "gptq")
     def test_quantised_weights_are_refused_by_name(self, method):
-        """Without the method's package it was an ImportError with its traceback."""
         quantized = {"quantization_config": {"quant_method": method, "load_in_8bit": True}}
         folder = write_checkpoint(self.folder, V1_1 | quantized, random_state(V1_1, tied=False))
         message = (

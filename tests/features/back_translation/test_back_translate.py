@@ -180,7 +180,6 @@ class BackTranslateTest(TestCase):
         self.assertEqual((self.folder / "mine.txt").read_text(), "mine")
 
     def test_a_killed_command_ends_the_one_that_answers(self):
-        """It went on, alone."""
         waiting = "import signal\nprint('answers', flush=True)\nsignal.pause()"
         self.write("predict_t5.py", waiting)
         starting = "import pathlib, sys; from features.back_translation import back_translate as b; "

@@ -347,7 +347,6 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertRegex(error, "the model is whole in .*; later: python export_checkpoint.py")
 
     def test_a_run_that_is_told_to_stop_waits_for_no_upload(self):
-        """It ended when its uploads had, or by its job's time limit, and was not queued again."""
 
         def told_to_stop(*_, **__):
             os.kill(os.getpid(), signal.SIGTERM)

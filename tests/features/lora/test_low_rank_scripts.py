@@ -152,7 +152,6 @@ class LowRankScriptsTest(RowsAndBaseTest):
         return [tokenizer.decode(ids[0], skip_special_tokens=True).strip() for ids in found]
 
     def test_compiled_and_recomputed(self):
-        """It was refused at the first step: the embedded tokens were made to ask for a gradient within the graph."""
         recomputed = "--activation_checkpointing true"
         reentrant = """--activation_checkpointing_kwargs {"use_reentrant":true}"""
         runs = {
