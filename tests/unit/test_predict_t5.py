@@ -290,6 +290,7 @@ class PredictTest(TestCase):
         flags += [word for name, value in search.items() for word in (f"--{name}", value)]
         _, wanted, _ = self.predict(path, *flags)
         self.assertGreater(len({row["prediction"] for row in wanted}), 8)
+        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))  # batches whose texts are answered together
         for size in ("1", "7"):
             self.enterContext(mock.patch.object(sys.modules[__name__], "FLAGS", [*FLAGS[:-1], size]))
             for one, row in zip(self.predict(path, *flags)[1], wanted, strict=True):
