@@ -32,9 +32,6 @@ class Distillation(Feature):
         ),
     )
     decisive: ClassVar = ("distillation_weight", "distillation_temperature", "distillation_beta")
-    # Flags of fine-tuning.
-    teacher_top_k: ClassVar[int] = 0
-    on_policy_share: ClassVar[float] = 0.0
 
     teacher: str | None = option(None, "Checkpoint or Hub name of a model to distil from, with the same tokenizer.")
     distillation_weight: float = option(
@@ -46,6 +43,10 @@ class Distillation(Feature):
     distillation_beta: float = option(
         0.0, "0: KL(teacher || student), 1: KL(student || teacher), else Jensen-Shannon.", at_least=0, at_most=1
     )
+
+    # Flags of fine-tuning.
+    teacher_top_k: ClassVar[int] = 0
+    on_policy_share: ClassVar[float] = 0.0
 
     def divergence(self, teacher: Any) -> Any:
         """What the flags ask for. teacher: the model, None if it ran before and is cached."""
