@@ -25,6 +25,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,6 +47,7 @@ from foundry.common.processes import (
     finish_process_group,
     has_accelerator,
     is_first_process,
+    made_apart,
     prepare_process,
     run_script,
 )
@@ -257,7 +259,7 @@ def main(argv: list[str] | None = None) -> dict:
     plan = parse_flags(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
     for front in plan.features.of(Front):
-        front.work(plan, engine_of(plan, state.device))
+        front.work(plan, made_apart(partial(engine_of, plan, state.device)))
         return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
     settings, output = settings_of(plan), None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
+from foundry.common.processes import made_apart
 from tasks.front import Front
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
@@ -61,4 +62,4 @@ class Server(Front):
     def encode(self, args: Any, load: Any) -> None:
         from features.server.encoded_texts import serve_encoder
 
-        serve_encoder(args, load(), self)
+        serve_encoder(args, made_apart(load), self)

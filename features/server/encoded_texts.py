@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from features.server.completions import Fields, bad, longest_of, values_of
 from features.server.counters import Counters
 from features.server.waiting_texts import Row, TextBatches
 from foundry.common.errors import UserError
+from foundry.common.processes import made_apart
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_score
 from tasks.model_folders import Encoder
@@ -76,7 +78,8 @@ class EncoderService(Service):
         self.posts: dict[str, Callable] = {"/v1/classify": self.classify}
         if encoder.kind == "embedding":
             self.posts = {"/v1/embeddings": self.embed}
-            about["dimensions"] = len(encoder.answer([encoder.read("")])[0]["embedding"])
+            (empty,) = made_apart(partial(encoder.answer, [encoder.read("")]))
+            about["dimensions"] = len(empty["embedding"])
         super().__init__(args.model_name_or_path, feature, batches, about)
         self.longest = longest_of(encoder.most, feature.cut_sources)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
+from foundry.common.processes import made_apart
 from tasks.front import Front
 
 
@@ -30,4 +31,4 @@ class WebPage(Front):
     def encode(self, args: Any, load: Any) -> None:
         from features.web_page.page import show_encoder
 
-        show_encoder(args, load())
+        show_encoder(args, made_apart(load))

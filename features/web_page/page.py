@@ -8,6 +8,7 @@ import html
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -189,6 +190,8 @@ def open_page(
     import gradio
     from starlette.middleware import Middleware
 
+    thread = ThreadPoolExecutor(1, "answers")  # gradio takes any; see `made_apart`
+
     def answered(*texts: str) -> list:
         for name, text in zip(inputs, texts, strict=True):
             if len(text) > LONGEST_TEXT:
@@ -196,7 +199,7 @@ def open_page(
                     f"{name}: {len(text):,} characters; a text has at most {LONGEST_TEXT:,}", print_exception=False
                 )
         begin = time.perf_counter()
-        found = answer(dict(zip(inputs, texts, strict=True)))
+        found = thread.submit(answer, dict(zip(inputs, texts, strict=True))).result()
         milliseconds = f"{1000 * (time.perf_counter() - begin):.0f}"
         for note in found["notes"]:
             gradio.Warning(note)

@@ -28,7 +28,7 @@ import zoo
 from absl.testing import parameterized
 from helpers import run_main
 from test_predict_t5 import BACKENDS, TestCase, plain_answers, workspace
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import constants
 import predict_t5
@@ -122,10 +122,35 @@ def head_of(it: Served, path: str) -> int:
         return response.status
 
 
+@contextlib.contextmanager
+def threads_of_products() -> Iterator[set[threading.Thread]]:
+    """The threads that load a model, or look up embeddings."""
+    found = set()
+
+    def told(function: Callable) -> Callable:
+        def call(*args: object, **kwargs: object) -> object:
+            found.add(threading.current_thread())
+            return function(*args, **kwargs)
+
+        return call
+
+    loads = mock.patch.object(PreTrainedModel, "tie_weights", told(PreTrainedModel.tie_weights))
+    with loads, mock.patch.object(torch.nn.functional, "embedding", told(torch.nn.functional.embedding)):
+        yield found
+
+
 class ServerTest(TestCase):
     def of_file(self, *flags: object) -> list[str]:
         _, rows, _ = self.predict(self.write("in.txt", "\n".join(TEXTS)), *flags)
         return [row["prediction"] for row in rows]
+
+    def test_one_living_thread_has_computed(self):
+        """Two would wait for each other's products: see `made_apart`."""
+        with threads_of_products() as found, served("--model_name_or_path", workspace() / "export") as it:
+            it.texts(prompt=TEXTS)
+            living = [thread for thread in found if thread.is_alive()]
+            self.assertEqual(living, [it.service.batches])
+            self.assertGreater(len(found), 1)
 
     @parameterized.product(backend=("transformers", *BACKENDS), beams=(1, 3))
     def test_the_answers_are_those_of_predict_t5(self, backend, beams):
