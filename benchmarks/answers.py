@@ -11,7 +11,9 @@ memory allows: the bytes of the decoder's weights over the rate at which this ma
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -60,6 +62,24 @@ def read_rate(device: torch.device) -> float:
     return 4 * len(numbers) / min(run() for _ in range(10))
 
 
+# ---------------------------------------------------------------- by CTranslate2
+# In a process of its own: beside threads of another library torch's own would sleep between products (`made_apart`).
+ENGINES: list[CTranslate2Engine] = []
+
+
+def open_ctranslate2(folder: Path) -> None:
+    """Loads the engine of this process."""
+    ENGINES.append(CTranslate2Engine(folder))
+
+
+def answered_by_ctranslate2(sources: Written, slots: int, beams: int) -> Written:
+    """The token ids of each answer, in float32."""
+    options = dict(beam_size=beams, max_decoding_length=NEW_TOKENS, max_batch_size=slots)
+    options["patience"] = PATIENCE if beams > 1 else 1
+    return ENGINES[0].tokens(sources, options)
+
+
+# ---------------------------------------------------------------- all ways
 class Ways:
     """The ways to answer: {name: function (sources, slots, beams) -> token ids of each answer, EOS included}."""
 
@@ -70,7 +90,9 @@ class Ways:
         self.find = AnswerFinder(self.model, 1)
         self.ways: dict[str, Callable[[Written, int, int], Written]] = {"generate": self.generated, "ours": self.found}
         if device.type == "cpu":
-            self.ways["ctranslate2"] = self.with_ctranslate2(folder, converted)
+            self.ways["ctranslate2"] = self.with_ctranslate2
+            write_ctranslate2(Original(load_model(str(folder)), self.tokenizer, []), converted, None)
+            self.apart = ProcessPoolExecutor(1, get_context("spawn"), open_ctranslate2, [converted])
 
     @torch.no_grad()
     def generated(self, sources: Written, slots: int, beams: int) -> Written:
@@ -93,17 +115,9 @@ class Ways:
         self.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
         return [self._until_end(row.answers[0].tokens) for row in rows]
 
-    def with_ctranslate2(self, folder: Path, converted: Path) -> Callable[[Written, int, int], Written]:
-        """By CTranslate2, in float32."""
-        write_ctranslate2(Original(load_model(str(folder)), self.tokenizer, []), converted, None)
-        engine = CTranslate2Engine(converted)
-
-        def translated(sources: Written, slots: int, beams: int) -> Written:
-            options = dict(beam_size=beams, max_decoding_length=NEW_TOKENS, max_batch_size=slots)
-            options["patience"] = PATIENCE if beams > 1 else 1
-            return engine.tokens(sources, options)
-
-        return translated
+    def with_ctranslate2(self, sources: Written, slots: int, beams: int) -> Written:
+        """By CTranslate2, in a process of its own."""
+        return self.apart.submit(answered_by_ctranslate2, sources, slots, beams).result()
 
     def _until_end(self, tokens: list[int]) -> list[int]:
         ends = [place for place, token in enumerate(tokens) if token == self.tokenizer.eos_token_id]
