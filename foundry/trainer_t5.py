@@ -51,7 +51,6 @@ from foundry.modeling.generation_settings import deciding_settings, described_se
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
-from foundry.modeling.products import take_onednn, take_torch
 from foundry.modeling.recomputed import keep_less
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
@@ -413,12 +412,9 @@ class T5Trainer(Seq2SeqTrainer):
         """Overrides Trainer: answers are found with the weights as they are now; predictions come in the order of the
         rows, each row once, where Seq2SeqTrainer counts those twice that fill the last batch of all ranks."""
         self._finder = AnswerFinder(self.model, 1)
-        if not self.args.torch_compile:
-            take_onednn(self.model)
         try:
             return in_row_order(self, dataloader, partial(super().evaluation_loop, dataloader, *args, **kwargs))
         finally:
-            take_torch(self.model)
             self._finder = None  # it holds a copy of the decoder's weights
 
     def _search(self) -> dict:

@@ -27,7 +27,7 @@ from foundry.modeling.decoding import Source
 from foundry.modeling.forms import reads_as_saved
 from foundry.modeling.found_answers import AnswerFinder, log_probabilities
 from foundry.modeling.generation_settings import deciding_settings, described_search
-from foundry.modeling.products import take_onednn
+from foundry.modeling.products import use_fast_products
 from foundry.modeling.weights import weights_of
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
@@ -144,7 +144,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     as_saved = reads_as_saved(weights_of(plan.features).form())
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
-    take_onednn(model)
+    use_fast_products(model)
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     search = {"do_sample": False, "num_return_sequences": 1} | plan.search
 

@@ -28,6 +28,7 @@ from transformers.utils import ModelOutput
 from constants import IGNORE_INDEX
 from foundry.common.processes import print_once
 from foundry.modeling.families import family_of, output_head
+from foundry.modeling.onednn import multiplied, weight_gradient
 
 CHUNK = 1024  # target tokens whose logits exist at a time, unless --loss_chunk_size says otherwise
 # What T5Trainer's evaluation keeps of each row, in columns; an objective adds its own (objectives/metrics.py).
@@ -115,7 +116,7 @@ class _ChunkedLossSum(torch.autograd.Function):
             sums = [total] * len(terms)
             for start in range(0, len(rows), chunk):
                 part = slice(start, start + chunk)
-                logits = _at_least_float32(rows[part] if matrix is None else rows[part] @ matrix.T)
+                logits = _at_least_float32(rows[part] if matrix is None else multiplied(rows[part], matrix.T))
                 wanted = labels[part]
                 if cap is not None:
                     bent = logits.div_(cap).tanh_()
@@ -143,9 +144,9 @@ class _ChunkedLossSum(torch.autograd.Function):
                     if wants_hidden and matrix is None:
                         d_hidden[part] = d_logits
                     elif wants_hidden:
-                        torch.mm(d_logits, matrix, out=d_hidden[part])
+                        d_hidden[part] = multiplied(d_logits, matrix)
                     if wants_weight:
-                        d_weight += d_logits.T @ rows[part]
+                        d_weight += weight_gradient(d_logits, rows[part])
         of_inputs = ((d_hidden, hidden), (d_weight, weight))
         ctx.save_for_backward(*(None if grad is None else grad.to(given.dtype) for grad, given in of_inputs))
         sums = torch.stack(sums) if sums else total.new_zeros(0)

@@ -28,13 +28,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import linear
 from transformers import AttentionInterface, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.longt5 import modeling_longt5
 from transformers.models.mt5 import modeling_mt5
 from transformers.models.t5 import modeling_t5
 from transformers.models.umt5 import modeling_umt5
+
+from foundry.modeling.onednn import is_faster, multiplied, weight_gradient
 
 T5_KEEPS_LESS = "t5_keeps_less"  # the attention's name among transformers' implementations
 # Bytes of float32 scores in a block of attention: on a CPU what its second-level cache holds.
@@ -65,7 +66,7 @@ def _subclass(less: type, plain: type) -> type:
 
 def is_plain_product(module: torch.nn.Module) -> bool:
     """Whether a module is torch's linear layer, or that layer as `keep_less` left it."""
-    return type(module) in (torch.nn.Linear, _subclass(_Linear, torch.nn.Linear))
+    return type(module) in (torch.nn.Linear, FAST_LINEAR)
 
 
 def _steps_aside() -> bool:
@@ -142,7 +143,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, hidden, low, weight):
         ctx.save_for_backward(low, weight)
         ctx.dtype = hidden.dtype
-        return linear(low, weight.to(low.dtype))
+        return multiplied(low, weight.to(low.dtype).T)
 
     @staticmethod
     @once_differentiable
@@ -150,20 +151,27 @@ class _Product(torch.autograd.Function):
         low, weight = ctx.saved_tensors
         d_hidden = d_weight = None
         if ctx.needs_input_grad[0]:
-            d_hidden = (grad @ weight.to(grad.dtype)).to(ctx.dtype)
+            d_hidden = multiplied(grad, weight.to(grad.dtype)).to(ctx.dtype)
         if ctx.needs_input_grad[2]:
-            d_weight = (grad.flatten(0, -2).T @ low.flatten(0, -2)).to(weight.dtype)
+            d_weight = weight_gradient(grad, low).to(weight.dtype)
         return d_hidden, None, d_weight
 
 
 class _Linear(torch.nn.Linear):
     """A matrix product. Outside autocast it keeps its input and the weights themselves, and there is nothing to
-    save."""
+    save: then it only chooses the faster library."""
 
     def forward(self, hidden):
-        if _steps_aside() or self.bias is not None or not torch.is_autocast_enabled(hidden.device.type):
+        if torch.compiler.is_compiling() or self.bias is not None:
             return super().forward(hidden)
-        return _Product.apply(hidden, autocast_once(hidden), self.weight)
+        if torch.is_autocast_enabled(hidden.device.type):
+            is_ours = torch.is_grad_enabled()
+        else:
+            is_ours = is_faster(hidden, self.weight.T)
+        return _Product.apply(hidden, autocast_once(hidden), self.weight) if is_ours else super().forward(hidden)
+
+
+FAST_LINEAR = _subclass(_Linear, torch.nn.Linear)
 
 
 # ---------------------------------------------------------------- dropout
@@ -232,7 +240,7 @@ class _ActedProduct(torch.autograd.Function):
             product = _acted(act, wide)
             if bits is not None:
                 product = dropped(product, kept_of(bits, product.shape), rate)
-            return product if weight is None else linear(product, weight.to(product.dtype))
+            return product if weight is None else multiplied(product, weight.to(product.dtype).T)
 
     @staticmethod
     @once_differentiable
@@ -247,8 +255,8 @@ class _ActedProduct(torch.autograd.Function):
             if ctx.needs_input_grad[3]:
                 inputs = product.detach()
                 inputs = inputs if kept is None else dropped(inputs, kept, ctx.rate)
-                d_weight = (grad.flatten(0, -2).T @ inputs.flatten(0, -2)).to(weight.dtype)
-            grad = grad @ weight.to(grad.dtype)
+                d_weight = weight_gradient(grad, inputs).to(weight.dtype)
+            grad = multiplied(grad, weight.to(grad.dtype))
         if kept is not None:
             grad = dropped(grad, kept, ctx.rate)
         return None, None, None, d_weight, *torch.autograd.grad(product, wide, grad)

@@ -13,10 +13,11 @@ from absl.testing import parameterized
 from transformers import AutoConfig
 
 from foundry.model_t5 import create_model
-from foundry.modeling import decoding_layers, products
+from foundry.modeling import decoding_layers, onednn
 from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
 from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
+from foundry.modeling.products import use_fast_products
 
 WORDS = 300
 WRITTEN_OUT = [name for name in zoo.FAMILIES if name not in zoo.GEMMA]
@@ -263,27 +264,34 @@ class WhatGenerateDoesTest(parameterized.TestCase):
 
 class ProductsTest(parameterized.TestCase):
     @parameterized.parameters(True, False)
-    def test_onednn_where_nothing_is_trained(self, amd):
-        """The same logits to rounding; gradients, bfloat16 and what was there before are torch's own."""
-        model, ids = made_model(), torch.tensor([[7, 8, 9, 1]])
-        layers = [layer for layer in model.modules() if type(layer) is torch.nn.Linear]
-        for layer in layers:
-            layer.weight.requires_grad_()
-        wanted = model(input_ids=ids, decoder_input_ids=ids).logits
-        with mock.patch.object(products, "is_amd", return_value=amd):
-            products.take_onednn(model)
-        with mock.patch.object(products, "_product", wraps=products._product) as product:
-            with torch.no_grad():
-                found = model(input_ids=ids, decoder_input_ids=ids).logits
-            self.assertEqual(product.call_count, len(layers) if amd else 0)
-            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-            model(input_ids=ids, decoder_input_ids=ids).logits.sum().backward()
-            with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-                model(input_ids=ids, decoder_input_ids=ids)
-            self.assertEqual(product.call_count, len(layers) if amd else 0)
-        self.assertTrue(all(layer.weight.grad is not None for layer in layers))
-        products.take_torch(model)
-        self.assertFalse(any("forward" in vars(layer) for layer in layers))
+    def test_linear_layers(self, amd):
+        """The same values and gradients by either library; compiled or bfloat16 products are torch's own."""
+        torch.manual_seed(0)
+        for width, rows in ((24, 40), (40, 24)):
+            layer = torch.nn.Linear(32, width, bias=False)
+            x = torch.randn(2, rows, 32).transpose(0, 1).requires_grad_()
+            wanted = torch.autograd.grad(layer(x).square().sum(), [x, layer.weight])
+            use_fast_products(layer)
+            with (
+                mock.patch.object(onednn, "is_amd", lambda: amd),
+                mock.patch.object(onednn, "LEAST", 0),
+                mock.patch.object(onednn, "product", wraps=onednn.product) as product,
+            ):
+                y = layer(x)
+                self.assertEqual(product.call_count, amd)
+                found = torch.autograd.grad(y.square().sum(), [x, layer.weight])
+                self.assertEqual(product.call_count, 3 * amd)
+                torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+                torch.testing.assert_close(y, x @ layer.weight.T)
+                with torch.autocast("cpu", torch.bfloat16):
+                    layer(x).sum().backward()
+                torch.compile(layer, backend="eager")(x).sum().backward()
+                self.assertEqual(product.call_count, 3 * amd)
+
+    def test_few_multiplications_are_left_to_torch(self):
+        with mock.patch.object(onednn, "is_amd", lambda: True):
+            for rows, is_faster in ((1, False), (4096, True)):
+                self.assertEqual(onednn.is_faster(torch.ones(rows, 8), torch.ones(8, 8)), is_faster)
 
     def test_lora_answers_as_it_reads(self):
         """Answers of a model with LoRA's matrices, which are added to those of the loop."""
