@@ -109,6 +109,7 @@ INSIDES = [
             "features/lora/frozen",
             "foundry/modeling/layers",
             "foundry/modeling/loss",
+            "foundry/modeling/products",
             "foundry/modeling/recomputed",
         ],
         ["__class__"],
@@ -164,12 +165,9 @@ INSIDES = [
         ["_prepare_generation_config", "_prepare_special_tokens", "_get_logits_processor"],
         "of a model",
     ),
-    # products of few rows take 0.3 to 0.6 times the time of F.linear on a CPU of AMD; until F.linear takes oneDNN there
-    (
-        ["foundry/modeling/products"],
-        ["_reorder_linear_weight", "_linear_pointwise"],
-        "of torch.ops.mkldnn: products take 0.3 to 0.6 times the time of F.linear on a CPU of AMD",
-    ),
+    # products in float32 take 0.3 to 0.6 times the time of F.linear on a CPU of AMD; until F.linear takes oneDNN there
+    (["foundry/modeling/onednn"], ["_linear_pointwise"], "of torch.ops.mkldnn: a product by oneDNN"),
+    (["foundry/modeling/products"], ["_reorder_linear_weight"], "of torch.ops.mkldnn: a matrix packed for it"),
     # one kernel for many tensors, as torch's own optimizers use them; until torch offers them publicly, or
     # torch.optim.AdamW takes a rate for each tensor
     (
