@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-LEAST = 2**18  # multiplications of a product for which oneDNN's own 10 us are worth while
+LEAST = 2**20  # multiplications of a product for which oneDNN's own 10 us are worth while
 
 
 def has_onednn(device: torch.device) -> bool:

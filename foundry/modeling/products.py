@@ -7,11 +7,12 @@ use_fast_products(model)                               # of a whole model, with 
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from foundry.modeling.onednn import has_onednn, product
+from foundry.modeling.onednn import has_onednn, multiplied, product
 from foundry.modeling.recomputed import FAST_LINEAR, is_plain_product
+
+LARGE = 2**15  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
 
 
 def use_fast_products(model: nn.Module) -> None:
@@ -33,20 +34,26 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
     return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
 
 
+def multiplied_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T."""
+    return multiplied(x, weight.T)
+
+
 class Matrices:
     """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... that read the same x.
 
-    packs: whether they are joined and packed for oneDNN, which takes a copy of them; else they are read where they are.
-    dtype: of the products.
+    packs: whether they are joined, and packed for oneDNN if they are large, which takes a copy of them; else they are
+    read where they are. dtype: of the products.
     """
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
         weights = [matrix_of(layer).to(dtype) for layer in layers]
-        self.sizes, self.dtype, self.multiply = [len(weight) for weight in weights], dtype, F.linear
-        if has_onednn(weights[0].device):
-            self.multiply = product
-            if packs:
-                weights = [torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights))]
+        self.sizes, self.dtype, self.multiply = [len(weight) for weight in weights], dtype, multiplied_by
+        if packs and has_onednn(weights[0].device):
+            weights = [torch.cat(weights)]
+            if weights[0].numel() >= LARGE:
+                weights = [torch.ops.mkldnn._reorder_linear_weight(weights[0])]
+                self.multiply = product
         self.weights = weights
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
