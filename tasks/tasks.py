@@ -590,7 +590,8 @@ class TaskRows:
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
         rows = {}
-        for task, split in self.splits:
+        places = [(task, split) for task in self.tasks for split in task.data]
+        for task, split in places:
             data, lists, of_lists = task.data[split], task.answer_lists(split), {}
             sides = SIDES | {name: name for name in registry.answers_of(task.entry) if name not in lists}
             lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}

@@ -246,7 +246,7 @@ class Seen:
 
 def described_spread(found: dict[str, int], unit: str = "tokens") -> str:
     """ "3 to 8,301 tokens, median 340"; "no tokens" of an empty spread."""
-    if not found:
+    if "shortest" not in found:
         return f"no {unit}"
     if found["shortest"] == found["longest"]:
         return f"{found['median']:,} {unit} each"
