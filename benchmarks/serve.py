@@ -150,10 +150,13 @@ def measure_serve(args: Namespace) -> dict:
                 servers[backend] = [*ours, "--num_beams", 1, "--backend", backend]
                 servers[backend] += ["--model_name_or_path", Path(place, backend)]
         for name, words in servers.items():
-            with started(*words) as port:
-                asked(port, 1, texts[:8])  # warm
-                for clients in CLIENTS:
-                    rows.append({"name": name, "ours": name != "plain handler"} | asked(port, clients, texts))
+            try:
+                with started(*words) as port:
+                    asked(port, 1, texts[:8])  # warm
+                    for clients in CLIENTS:
+                        rows.append({"name": name, "ours": name != "plain handler"} | asked(port, clients, texts))
+            except UserError as error:  # its packages are not there
+                rows.append({"name": name, "error": str(error).rpartition("error: ")[2].strip()})
     rates = {row["name"]: row["answers_per_s"] for row in rows if row.get("clients") == CLIENTS[-1]}
     heads = ["name", "clients", "answers_per_s", "median_ms", "p99_ms", "error"]
     cells = [[row.get(head, "") for head in heads] for row in rows]
