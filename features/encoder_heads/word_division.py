@@ -92,12 +92,12 @@ class Division:
             elif text[begin] in apart:
                 yield begin, begin + 1
                 begin += 1
+            elif beginning is not None:  # s-a of "s-" and "-a", which both are words: as in Romanian
+                yield begin, beginning
+                begin = beginning
             elif ending is not None:
                 behind.insert(0, (ending, end))
                 end = ending
-            elif beginning is not None:
-                yield begin, beginning
-                begin = beginning
             else:
                 break
         yield begin, end

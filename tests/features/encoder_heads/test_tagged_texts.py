@@ -298,6 +298,14 @@ class ReadingTest(parameterized.TestCase):
         ):
             self.assertEqual([text[begin:end] for begin, end in division.places(text)], words.split(" "))
 
+    def test_a_hyphen_that_both_sides_may_have_belongs_to_the_word_before(self):
+        """As in RONEC's Romanian; and the plan names few of many marks."""
+        marks = list("!\"#$%&'()*+")
+        division = division_of([["El", "s-", "a", "dus", ",", "într-", "o", "zi", "m", "-a", "."], marks] * 2)
+        words = [division.shown(text) for text in ("s-a dus într-o zi.", "x-a")]
+        self.assertEqual(words, ["s- | a | dus | într- | o | zi | .", "x | -a"])
+        self.assertIn("and the marks ! \" # $ % & ' ( and 5 more at their ends apart", division.described())
+
     # ------------------------------------------------------------ schemes of tags
     @parameterized.parameters(
         ([["O", "B-X", "I-X"], ["B-Y"]], "IOB2"),
