@@ -72,7 +72,7 @@ class VisibleTest(parameterized.TestCase):
 
 
 class BlockTest(parameterized.TestCase):
-    @parameterized.product(columns=(40, 80, 100), parts=(1, 2, 3), rows=(1, 2, 3, 9))
+    @parameterized.product(columns=(40, 100), parts=(1, 3), rows=(1, 3, 9))
     def test_it_is_bounded_whatever_a_text_holds(self, columns, parts, rows):
         chooser = random.Random(columns * parts * rows)
         odd = "a b\n\r\t\x1b\x9b\x00\u200c\u202e字ｗ😀é\u0301\\n-"
@@ -178,7 +178,7 @@ class WriterTest(parameterized.TestCase):
         writer.flush()
         return writer
 
-    @parameterized.product(count=(1, 2, 31, 33, 500), batch=(1, 7, 1_000), eos=(False, True))
+    @parameterized.product(count=(1, 33, 500), batch=(1, 7), eos=(False, True))
     def test_lengths_and_places(self, count, batch, eos):
         texts = [f"{number} " + "x" * (number * 7 % 40) for number in range(count)]
         info = self.written(["", *texts, " "], batch, eos).info
