@@ -51,6 +51,8 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     submission_file     name inside the GLUE submission zip
 """
 
+from typing import Any
+
 VERSION = "0.1.0"  # of T5 Foundry: run.json, model cards and pyproject.toml take it from here; CITATION.cff repeats it
 
 # ---------------------------------------------------------------- model shapes
@@ -202,78 +204,23 @@ DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
 # The best checkpoint has the highest value of a metric in the first list, the lowest of one in the second. The metrics
 # are ours and those of `evaluate.load`. A main metric in neither list needs --greater_is_better.
 GREATER_IS_BETTER = {
-    # ours
-    "accuracy",
-    "chosen_log_probability",
-    "f1",
-    "f1_macro",
-    "matthews_correlation",
-    "mrr_at_10",
-    "question_exact_match",
-    "pearson",
-    "preference_accuracy",
-    "recall_at_10",
-    "reward_margin",
-    "spearman",
-    "exact_match",
-    "bleu",
-    "chrf",
-    "chrf++",
-    "rouge1",
-    "rouge2",
-    "rougeL",
-    "rougeLsum",
-    "squad_exact_match",
-    "squad_f1",
-    "final_number_accuracy",
-    "referent_accuracy",
-    "word_accuracy",
-    "token_accuracy",
-    "text_token_accuracy",
+    # of classes, of numbers, of texts, of features
+    *("accuracy", "f1", "f1_macro", "matthews_correlation", "question_exact_match"),
+    *("pearson", "spearman"),
+    *("exact_match", "word_accuracy", "token_accuracy", "final_number_accuracy", "referent_accuracy"),
+    *("bleu", "chrf", "chrf++", "rouge1", "rouge2", "rougeL", "rougeLsum", "squad_exact_match", "squad_f1"),
+    *("preference_accuracy", "reward_margin", "chosen_log_probability"),
+    *("mrr_at_10", "recall_at_10", "text_token_accuracy"),
     # of `evaluate`
-    "bertscore",
-    "bleurt",
-    "comet",
-    "competition_math",
-    "frugalscore",
-    "google_bleu",
-    "mauve",
-    "meteor",
-    "nist_mt",
-    "pearsonr",
-    "precision",
-    "r_squared",
-    "recall",
-    "roc_auc",
-    "rouge",
-    "sacrebleu",
-    "sari",
-    "spearmanr",
-    "xnli",
+    *("bertscore", "bleurt", "comet", "competition_math", "frugalscore", "google_bleu", "mauve", "meteor"),
+    *("nist_mt", "pearsonr", "precision", "r_squared", "recall", "roc_auc", "rouge", "sacrebleu", "sari"),
+    *("spearmanr", "xnli"),
 }
 SMALLER_IS_BETTER = {
-    # ours
-    "diacritic_error_rate",
-    "invalid_outputs",
-    "non_canonical_outputs",
-    "loss",
-    "preference_loss",
-    "ter",
-    "perplexity",
-    "bits_per_byte",
-    "nats_per_id",
+    *("loss", "perplexity", "bits_per_byte", "nats_per_id", "preference_loss"),
+    *("diacritic_error_rate", "ter", "invalid_outputs", "non_canonical_outputs"),
     # of `evaluate`
-    "brier_score",
-    "cer",
-    "character",
-    "charcut_mt",
-    "mae",
-    "mape",
-    "mase",
-    "mse",
-    "rmse",
-    "smape",
-    "wer",
+    *("brier_score", "cer", "character", "charcut_mt", "mae", "mape", "mase", "mse", "rmse", "smape", "wer"),
 }
 # What an evaluation of preferences measures besides the task's metrics; the training logs have all but the loss.
 PREFERENCE_METRICS = ("preference_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")
@@ -284,45 +231,41 @@ PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "chrf++", "ter", "sari")  # 0..1
 # ---------------------------------------------------------------- tasks
 DATASET_VALS: dict[str, dict[str, dict]] = {}
 
+
+def _classes(**fields: Any) -> dict:
+    """The entry of a task whose column `label` is one of its labels; fields that it does not name are as in most."""
+    usual = dict(target="label", target_type="class", metrics=["accuracy"], max_source_length=256, max_target_length=8)
+    return usual | fields
+
+
 # The texts are T5's own (prefix, keys, label words); the class order is the one of nyu-mll/glue. The files are those of
 # the official folders.
 DATASET_VALS["glue"] = {
-    "cola": dict(
+    "cola": _classes(
         prefix="cola",
         inputs={"sentence": "sentence"},
-        target="label",
-        target_type="class",
         labels=["unacceptable", "acceptable"],
         metrics=["matthews_correlation", "accuracy"],
         max_source_length=128,
-        max_target_length=8,
         file_columns={"label": 1, "sentence": 3},  # train and dev have no header line
         hub=("nyu-mll/glue", "cola"),
         files={"train": "CoLA/train.tsv", "validation": "CoLA/dev.tsv", "test": "CoLA/test.tsv"},
         submission_file="CoLA.tsv",
     ),
-    "sst2": dict(
+    "sst2": _classes(
         prefix="sst2",
         inputs={"sentence": "sentence"},
-        target="label",
-        target_type="class",
         labels=["negative", "positive"],
-        metrics=["accuracy"],
         max_source_length=128,
-        max_target_length=8,
         hub=("nyu-mll/glue", "sst2"),
         files={"train": "SST-2/train.tsv", "validation": "SST-2/dev.tsv", "test": "SST-2/test.tsv"},
         submission_file="SST-2.tsv",
     ),
-    "mrpc": dict(
+    "mrpc": _classes(
         prefix="mrpc",
         inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
-        target="label",
-        target_type="class",
         labels=["not_equivalent", "equivalent"],
         metrics=["f1", "accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         file_columns={"label": "Quality", "sentence1": "#1 String", "sentence2": "#2 String"},
         # GLUE's own train.tsv lacks a row: the original file without the rows of dev.tsv is the training set.
         train_without="validation",
@@ -330,15 +273,11 @@ DATASET_VALS["glue"] = {
         files={"train": "MRPC/msr_paraphrase_train.txt", "validation": "MRPC/dev.tsv", "test": "MRPC/test.tsv"},
         submission_file="MRPC.tsv",
     ),
-    "qqp": dict(
+    "qqp": _classes(
         prefix="qqp",
         inputs={"question1": "question1", "question2": "question2"},
-        target="label",
-        target_type="class",
         labels=["not_duplicate", "duplicate"],
         metrics=["f1", "accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         file_columns={"label": "is_duplicate"},
         hub=("nyu-mll/glue", "qqp"),
         files={"train": "QQP/train.tsv", "validation": "QQP/dev.tsv", "test": "QQP/test.tsv"},
@@ -358,15 +297,10 @@ DATASET_VALS["glue"] = {
         files={"train": "STS-B/train.tsv", "validation": "STS-B/dev.tsv", "test": "STS-B/test.tsv"},
         submission_file="STS-B.tsv",
     ),
-    "mnli": dict(
+    "mnli": _classes(
         prefix="mnli",
         inputs={"hypothesis": "hypothesis", "premise": "premise"},
-        target="label",
-        target_type="class",
         labels=["entailment", "neutral", "contradiction"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("nyu-mll/glue", "mnli"),
         files={
             "train": "MNLI/train.tsv",
@@ -379,55 +313,35 @@ DATASET_VALS["glue"] = {
         eval_splits=["validation_matched", "validation_mismatched"],
         submission_file={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
     ),
-    "qnli": dict(
+    "qnli": _classes(
         prefix="qnli",
         inputs={"question": "question", "sentence": "sentence"},
-        target="label",
-        target_type="class",
         labels=["entailment", "not_entailment"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("nyu-mll/glue", "qnli"),
         files={"train": "QNLI/train.tsv", "validation": "QNLI/dev.tsv", "test": "QNLI/test.tsv"},
         submission_file="QNLI.tsv",
     ),
-    "rte": dict(
+    "rte": _classes(
         prefix="rte",
         inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
-        target="label",
-        target_type="class",
         labels=["entailment", "not_entailment"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("nyu-mll/glue", "rte"),
         files={"train": "RTE/train.tsv", "validation": "RTE/dev.tsv", "test": "RTE/test.tsv"},
         submission_file="RTE.tsv",
     ),
-    "wnli": dict(
+    "wnli": _classes(
         prefix="wnli",
         inputs={"sentence1": "sentence1", "sentence2": "sentence2"},
-        target="label",
-        target_type="class",
         labels=["not_entailment", "entailment"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("nyu-mll/glue", "wnli"),
         files={"train": "WNLI/train.tsv", "validation": "WNLI/dev.tsv", "test": "WNLI/test.tsv"},
         submission_file="WNLI.tsv",
     ),
     # The diagnostic set has no training rows and no public labels: it is answered by a model trained on MNLI.
-    "ax": dict(
+    "ax": _classes(
         prefix="mnli",
         inputs={"hypothesis": "hypothesis", "premise": "premise"},
-        target="label",
-        target_type="class",
         labels=["entailment", "neutral", "contradiction"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("nyu-mll/glue", "ax"),
         train_with="mnli",
         files={"test": "diagnostic/diagnostic.tsv"},
@@ -438,15 +352,12 @@ DATASET_VALS["glue"] = {
 
 # Made from the documentation of the installed packages: real English tasks that need no download.
 DATASET_VALS["builtin"] = {
-    "package_topic": dict(
+    "package_topic": _classes(
         prefix="package",
         inputs={"text": "text"},
-        target="label",
-        target_type="class",
         labels=list(PACKAGE_TOPIC_LABELS),
         metrics=["accuracy", "f1_macro"],
         max_source_length=128,
-        max_target_length=8,
         builtin="package_topic",
     ),
     "docstring_summary": dict(
@@ -474,69 +385,46 @@ DATASET_VALS["text"] = {
         preprocess="restore_diacritics",
         max_piece_length=200,
     ),
-    # With Romanian's legacy letters corrected, and Wikipedia as the text if none is named.
-    "restore_romanian_diacritics": dict(
-        inputs={"": "plain"},
-        target="text",
-        target_type="text",
-        metrics=["word_accuracy", "exact_match", "diacritic_error_rate"],
-        max_source_length=256,
-        max_target_length=256,
-        preprocess="restore_romanian_diacritics",
-        max_piece_length=200,
-        hub=("wikimedia/wikipedia", "20231101.ro"),
-    ),
 }
+# With Romanian's legacy letters corrected, and Wikipedia as the text if none is named.
+DATASET_VALS["text"]["restore_romanian_diacritics"] = DATASET_VALS["text"]["restore_diacritics"] | dict(
+    preprocess="restore_romanian_diacritics", hub=("wikimedia/wikipedia", "20231101.ro")
+)
 
 # T5's texts; files of the official release, class order of aps/super_glue.
 DATASET_VALS["super_glue"] = {
-    "boolq": dict(
+    "boolq": _classes(
         prefix="boolq",
         inputs={"passage": "passage", "question": "question"},
-        target="label",
-        target_type="class",
         labels=["False", "True"],
-        metrics=["accuracy"],
         max_source_length=512,
-        max_target_length=8,
         hub=("aps/super_glue", "boolq"),
         files={"train": "BoolQ/train.jsonl", "validation": "BoolQ/val.jsonl", "test": "BoolQ/test.jsonl"},
     ),
-    "cb": dict(
+    "cb": _classes(
         prefix="cb",
         inputs={"hypothesis": "hypothesis", "premise": "premise"},
-        target="label",
-        target_type="class",
         labels=["entailment", "contradiction", "neutral"],
         metrics=["f1_macro", "accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("aps/super_glue", "cb"),
         files={"train": "CB/train.jsonl", "validation": "CB/val.jsonl", "test": "CB/test.jsonl"},
     ),
-    "copa": dict(
+    "copa": _classes(
         prefix="copa",
         inputs={"choice1": "choice1", "choice2": "choice2", "premise": "premise", "question": "question"},
-        target="label",
-        target_type="class",
         labels=["choice1", "choice2"],
-        metrics=["accuracy"],
         max_source_length=128,
-        max_target_length=8,
         hub=("aps/super_glue", "copa"),
         files={"train": "COPA/train.jsonl", "validation": "COPA/val.jsonl", "test": "COPA/test.jsonl"},
     ),
     # f1 is the paper's F1a, over all answers.
-    "multirc": dict(
+    "multirc": _classes(
         prefix="multirc",
         inputs={"question": "question", "answer": "answer", "paragraph": "paragraph"},
-        target="label",
-        target_type="class",
         labels=["False", "True"],
         metrics=["f1", "question_exact_match"],
         metric_columns=["idx.paragraph", "idx.question"],
         max_source_length=512,
-        max_target_length=8,
         preprocess="multirc",
         hub=("aps/super_glue", "multirc"),
         files={"train": "MultiRC/train.jsonl", "validation": "MultiRC/val.jsonl", "test": "MultiRC/test.jsonl"},
@@ -553,27 +441,18 @@ DATASET_VALS["super_glue"] = {
         hub=("aps/super_glue", "record"),
         files={"train": "ReCoRD/train.jsonl", "validation": "ReCoRD/val.jsonl", "test": "ReCoRD/test.jsonl"},
     ),
-    "rte": dict(
+    "rte": _classes(
         prefix="rte",
         inputs={"hypothesis": "hypothesis", "premise": "premise"},
-        target="label",
-        target_type="class",
         labels=["entailment", "not_entailment"],
-        metrics=["accuracy"],
-        max_source_length=256,
-        max_target_length=8,
         hub=("aps/super_glue", "rte"),
         files={"train": "RTE/train.jsonl", "validation": "RTE/val.jsonl", "test": "RTE/test.jsonl"},
     ),
-    "wic": dict(
+    "wic": _classes(
         prefix="wic",
         inputs={"sentence1": "sentence1", "sentence2": "sentence2", "word": "word"},
-        target="label",
-        target_type="class",
         labels=["False", "True"],
-        metrics=["accuracy"],
         max_source_length=128,
-        max_target_length=8,
         hub=("aps/super_glue", "wic"),
         files={"train": "WiC/train.jsonl", "validation": "WiC/val.jsonl", "test": "WiC/test.jsonl"},
     ),
