@@ -384,7 +384,7 @@ DATASET_VALS["text"] = {
         max_target_length=256,
         preprocess="restore_diacritics",
         max_piece_length=200,
-    ),
+    )
 }
 # With Romanian's legacy letters corrected, and Wikipedia as the text if none is named.
 DATASET_VALS["text"]["restore_romanian_diacritics"] = DATASET_VALS["text"]["restore_diacritics"] | dict(

@@ -41,7 +41,7 @@ from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed
 from foundry.corpora.preview import Seen, print_preview
-from foundry.corpora.round_trip import Sample, described_losses, round_trip
+from foundry.corpora.round_trip import TextSample, described_losses, round_trip
 from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
@@ -166,8 +166,11 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     """Writes the tokenizer with `--add_tokens`, and its checkpoint if one is named; returns the rows of the summary."""
     name = args.from_tokenizer or args.model_name_or_path
     flag = "--from_tokenizer" if args.from_tokenizer else "--model_name_or_path"
-    roles = {"eos_token": args.eos_token, "pad_token": args.pad_token}
-    given = {role: token for role, token in roles.items() if token}
+    given = {}
+    if args.eos_token:
+        given["eos_token"] = args.eos_token
+    if args.pad_token:
+        given["pad_token"] = args.pad_token
     tokenizer, new = add_tokens(load_tokenizer(name, flag, given), args.add_tokens or [])
     if not new and not given:
         raise UserError(f"--add_tokens {' '.join(args.add_tokens)}: all of them are tokens of {name} already")
@@ -206,7 +209,7 @@ def main(argv: list[str] | None = None) -> str:
         build_config(args.config_name)  # refuses an unknown name before the training
     text, documents, held_out = documents_of(Features(features), data_args, args.max_train_samples)
     start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
-    seen, sample = Seen(), Sample()
+    seen, sample = Seen(), TextSample()
     with made_aside(Path(args.output_dir)) as folder:
         how = args.normalization, args.character_coverage, args.max_sentences
         train_tokenizer(sample.of(seen.of(documents)), folder, args.vocab_size, args.byte_fallback, *how)
@@ -216,8 +219,9 @@ def main(argv: list[str] | None = None) -> str:
     texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
     losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
     sentinels = find_sentinel_ids(tokenizer).tolist()
-    named = {"--train_file": args.train_file, "--dataset_name": args.dataset_name and [args.dataset_name]}
-    words = [word for flag, values in named.items() if values for word in (flag, *values)]
+    words = ["--train_file", *args.train_file] if args.train_file else []
+    if args.dataset_name:
+        words += ["--dataset_name", args.dataset_name]
     words += ["--tokenizer_name", args.output_dir, "--config_name", args.output_dir if args.config_name else "mini"]
     print_preview(tokenizer, seen.shown(tokenizer))
     rows = {

@@ -27,7 +27,6 @@ if __name__ == "__main__":
 
 import dataclasses
 import functools
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +54,7 @@ from foundry.common.processes import (
     print_once,
     run_script,
 )
-from foundry.common.reports import end_summary, plain_json
+from foundry.common.reports import end_summary, json_line
 from foundry.common.words import comma_words
 from foundry.corpora.preview import described_spread, print_preview
 from foundry.corpora.round_trip import described_losses
@@ -71,11 +70,11 @@ from foundry.runs.trackers import finish_trackers, show_table, start_trackers
 from foundry.text_source import found_text, recorded_types
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
-from tasks.examples import answer_texts, non_canonical_outputs
+from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
-from tasks.model_folders import answers_of, named_model
+from tasks.model_folders import answers_of_folder, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
-from tasks.row_source import task_of
+from tasks.row_source import task_of_entry
 from tasks.task_records import (
     check_functions,
     recorded_fields,
@@ -157,7 +156,7 @@ DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEAT
 
 
 @dataclass
-class Job:
+class TaskJob:
     """One task, the checkpoint that answers it, the splits to be answered, and the rows on which the checkpoint was
     trained, if its task.json knows them."""
 
@@ -171,16 +170,16 @@ class Job:
         return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
-class LoadedJob(Job):
+class LoadedJob(TaskJob):
     """A job whose rows are read."""
 
     task: LoadedTask
 
 
-def parse_flags(
+def parse_evaluation(
     argv: list[str] | None,
-) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[Job]]:
-    """The groups of flags, checked and with an output folder, and a Job for each task."""
+) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[TaskJob]]:
+    """The groups of flags, checked and with an output folder, and a TaskJob for each task."""
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args, *features = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
@@ -216,7 +215,10 @@ def names_of_tasks(
     """Names of the tasks that the flags name; for --dataset_name all --do_predict, those of GLUE's submission."""
     if task_args.dataset_name != "all" or not run_args.do_predict:
         return list(check_tasks(task_args))
-    names = [n for n, task in DATASET_VALS.get(task_args.benchmark, {}).items() if "submission_file" in task]
+    names = []
+    for name, entry in DATASET_VALS.get(task_args.benchmark, {}).items():
+        if "submission_file" in entry:
+            names.append(name)
     if not names or evaluation.split or task_args.max_eval_samples:
         raise UserError(
             "--dataset_name all --do_predict is for a submission: it needs --benchmark glue, and excludes --split and "
@@ -226,16 +228,21 @@ def names_of_tasks(
 
 
 def default_output_dir(
-    jobs: list[Job], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+    jobs: list[TaskJob], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
 ) -> Path:
     """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
-    model = Path(jobs[0].model)
-    folder = model if is_local_model(model) else Path("out") / model.name
-    kind = "predict" if run_args.do_predict else "eval"
-    tasks = jobs[0].task.name if len(jobs) == 1 else task_args.dataset_name.replace(",", "_")
-    name = "_".join(filter(None, (kind, tasks, evaluation.split)))
-    refuse_links(folder, [name])
-    return Path("out") / name if len({job.model for job in jobs}) > 1 else folder / name
+    parts = ["predict" if run_args.do_predict else "eval", task_args.dataset_name.replace(",", "_")]
+    if len(jobs) == 1:
+        parts[1] = jobs[0].task.name
+    if evaluation.split:
+        parts.append(evaluation.split)
+    folder = Path(jobs[0].model)
+    if not is_local_model(folder):
+        folder = Path("out") / folder.name
+    refuse_links(folder, ["_".join(parts)])
+    if len({job.model for job in jobs}) > 1:
+        folder = Path("out")
+    return folder / "_".join(parts)
 
 
 def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
@@ -250,10 +257,12 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     if "{task}" in model:
         return {}
     flags = recorded_flags(model, values, names)
+    shown = []
+    for name, value in flags.items():
+        if value is not False:
+            shown.append(f"--{name} {' '.join(map(str, as_list(value)))}")
     if flags:
-        shown = {name: " ".join(map(str, as_list(value))) for name, value in flags.items() if value is not False}
-        shown = " ".join(f"--{name} {value}" for name, value in shown.items())
-        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {' '.join(shown)}")
     return flags
 
 
@@ -264,8 +273,8 @@ def build_job(
     run_args: EvaluationRunArguments,
     given: set[str],
     is_one_of_several: bool,
-) -> Job:
-    """The checked Job of a task. AX is answered by mnli's checkpoint. given: names of the flags that are given."""
+) -> TaskJob:
+    """The checked TaskJob of a task. AX is answered by mnli's checkpoint. given: names of the flags that are given."""
     limit = task_args.max_eval_samples  # counts for --split train too
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
@@ -275,18 +284,19 @@ def build_job(
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
     recorded = recorded_fields(model, trained)
-    task = task_of(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
+    task = task_of_entry(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
     task.streamed_before = recorded_stream(model, trained)
     check_functions(model, trained, task.functions)
     known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
     splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
-    rows = recorded_rows(model).get(trained.replace("/", "_"))
-    return Job(task, model, [evaluation.split] if evaluation.split else splits, rows)
+    if evaluation.split:
+        splits = [evaluation.split]
+    return TaskJob(task, model, splits, recorded_rows(model).get(trained.replace("/", "_")))
 
 
-def load_data(jobs: list[Job], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
+def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
     """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if a task lacks its data or its model
     and --allow_missing is not given, or if all do."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
@@ -325,17 +335,19 @@ def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, s
         print_preview(some[0].tokenizer, rows.shown(False, some)[:SHOWN_ROWS])
 
 
-def contents_of(jobs: list[LoadedJob]) -> dict[str, str]:
+def contents_of_jobs(jobs: list[LoadedJob]) -> dict[str, str]:
     """{what: hash} of the tasks' rows and of each model's files, which must be equal in all processes: they divide the
     rows among them."""
-    found = {
-        f"contents of {job.task.name} {split}": data._fingerprint
-        for job in jobs
-        for split, data in job.task.data.items()
-    }
-    for model, name in {job.model: job.task.name for job in reversed(jobs)}.items():  # the first task of each model
-        files = (path for ending in ("safetensors", "bin", "json") for path in sorted(Path(model).glob(f"*.{ending}")))
-        found[f"checkpoint for {name}"] = contents_digest(list(files))
+    found, models = {}, set()
+    for job in jobs:
+        for split, data in job.task.data.items():
+            found[f"contents of {job.task.name} {split}"] = data._fingerprint
+        if job.model not in models:
+            models.add(job.model)
+            files: list[Path] = []
+            for ending in ("safetensors", "bin", "json"):
+                files += sorted(Path(job.model).glob(f"*.{ending}"))
+            found[f"checkpoint for {job.task.name}"] = contents_digest(files)
     return found
 
 
@@ -379,14 +391,15 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     if generated:
         own = trainer.model.generation_config
         most = (trainer.args.generation_max_length or own.max_length) - 1  # both count the start token too
-        if endless := int((~np.isin(output.predictions[0][:, 1:], own.eos_token_id).any(axis=1)).sum()):
-            print_once(
-                f"{task.name} {split}: {endless:,} of {len(answers):,} answers have no end within {most:,} tokens"
-            )
+        has_end = np.isin(output.predictions[0][:, 1:], own.eos_token_id).any(axis=1)
+        if not has_end.all():
+            endless = f"{(~has_end).sum():,} of {len(answers):,} answers"
+            print_once(f"{task.name} {split}: {endless} have no end within {most:,} tokens")
     columns = {"prediction": answers}
-    for feature in task_features() if scored else ():
-        columns |= feature.measures.answered(task.entry, output.predictions[1])
-    found = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if scored:
+        for feature in task_features():
+            columns |= feature.measures.answered(task.entry, output.predictions[1])
+    found = as_rows(columns)
     if scored:
         numbers = {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
         if trainer.args.report_to:
@@ -409,14 +422,14 @@ def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
         results |= numbers
         if not is_first_process():
             continue
-        records = write_answers(job.task, split, answers, trainer)
+        records = write_predictions(job.task, split, answers, trainer)
         for comparison in comparisons:
             numbers = comparison.compared(job.task.entry, records)
             results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
     return results
 
 
-def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5Trainer) -> list[dict]:
+def write_predictions(task: LoadedTask, split: str, answers: list[dict], trainer: T5Trainer) -> list[dict]:
     """Appends the split's rows to predictions.jsonl in their order, and returns them: source, prediction, and the
     target if it is known (a list where there are several). The trackers show the first TRACKED_ROWS. answers: from
     `predict_split`."""
@@ -432,13 +445,15 @@ def write_answers(task: LoadedTask, split: str, answers: list[dict], trainer: T5
         records.append(record)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "predictions.jsonl").open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
-    rows = [[" | ".join(as_list(record[name])) for name in columns] for record in records[:TRACKED_ROWS]]
+        file.writelines(map(json_line, records))
+    rows = []
+    for record in records[:TRACKED_ROWS]:
+        rows.append([" | ".join(as_list(record[name])) for name in columns])
     show_table(trainer, f"predictions/{task.name}_{split}", columns, rows)
     return records
 
 
-def finish(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
+def write_results(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[str, str]) -> None:
     """Writes all_results.json and prints the results, where they are and the next command."""
     run.write_results(results)
     folder = run.output_dir
@@ -473,8 +488,9 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
     """The flags of the model's pre-training if the command line names text to score it on, else None."""
     words = list(map(str, sys.argv[1:] if argv is None else argv))
     given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    text, tasks = ({field.name for field in dataclasses.fields(c)} for c in (PreTrainingDataArguments, TaskArguments))
-    if given & {"task", *(tasks - text)} or given.isdisjoint(NAMED_TEXT):
+    of_text = {field.name for field in dataclasses.fields(PreTrainingDataArguments)}
+    of_tasks = {field.name for field in dataclasses.fields(TaskArguments)} - of_text
+    if given & {"task", *of_tasks} or given.isdisjoint(NAMED_TEXT):
         return None
     return pre_training_of(named_model(words))
 
@@ -484,8 +500,11 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
     held_out = {"validation_split_percentage", "validation_split_count"}
     if "validation_file" in names or held_out & names:
         names = names | held_out
-    flags = {name: recorded.get(name) for name in PRE_TRAINING_FLAGS if name not in names}
-    return {name: value for name, value in flags.items() if value is not None}
+    flags = {}
+    for name in PRE_TRAINING_FLAGS:
+        if name not in names and recorded.get(name) is not None:
+            flags[name] = recorded[name]
+    return flags
 
 
 def score_text(argv: list[str] | None, recorded: dict) -> dict:
@@ -552,27 +571,28 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
-    if (answers := answers_of(argv)) is not None:
+    if (answers := answers_of_folder(argv)) is not None:
         return answers.evaluate(argv, DATACLASSES, __doc__)
     if (pre_training := pre_training_to_score(argv)) is not None:
         return score_text(argv, pre_training)
-    evaluation, task_args, run_args, asked = parse_flags(argv)
+    evaluation, task_args, run_args, asked = parse_evaluation(argv)
     check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
     earlier = (*OUTPUT_FILES, "submission.zip")  # which tools.report_glue has made of other answers
-    for name in earlier if is_first_process() else ():
-        (Path(run_args.output_dir) / name).unlink(missing_ok=True)
+    if is_first_process():
+        for name in earlier:
+            (Path(run_args.output_dir) / name).unlink(missing_ok=True)
     with run_args.main_process_first(desc="preparing the task"):
         jobs, missing = load_data(asked, evaluation)
     if run_args.world_size > 1:
-        check_alike(contents_of(jobs), "give all nodes the same files")
+        check_alike(contents_of_jobs(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
     tasks = [job.task for job in jobs]
     summarise = Tasks(tasks).summarise
     announce(run, tasks, evaluation.model_name_or_path, missing)
-    results, trainer = {}, None
-    for number, job in enumerate(jobs):
-        loaded = trainer.model if trainer and jobs[number - 1].model == job.model else None
-        trainer = build_trainer(job, run_args, evaluation, loaded)
+    results, trainer, model = {}, None, None
+    for job in jobs:
+        loaded = trainer.model if trainer and model == job.model else None
+        trainer, model = build_trainer(job, run_args, evaluation, loaded), job.model
         flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
         start_trackers(trainer, flags)
         results |= answer(job, trainer)
@@ -580,7 +600,7 @@ def main(argv: list[str] | None = None) -> dict:
     if summarise and not run_args.do_predict and not evaluation.split:
         results |= summarise(results)
     if is_first_process():
-        finish(run, jobs, results, missing)
+        write_results(run, jobs, results, missing)
     finish_process_group()
     return results
 

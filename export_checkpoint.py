@@ -63,16 +63,16 @@ from foundry.publishing.exports import (
     compare,
     compare_outputs,
     copy_pooling,
-    described,
+    described_comparison,
     described_within,
     encode,
-    outputs_of,
-    part_of,
+    encoder_outputs,
+    lone_part,
     pytorch_answers,
 )
 from foundry.publishing.file_names import COMPARISON, named_files
 from foundry.publishing.publication import Publication
-from foundry.publishing.records import first_entry, read_run, task_of
+from foundry.publishing.records import first_entry, read_run_folder, task_of_run
 from tasks.registry import eval_splits, joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
@@ -117,7 +117,7 @@ class ExportArguments:
 DATACLASSES = [ExportArguments, *FEATURES]
 
 
-def check_flags(args: ExportArguments) -> None:
+def check_export(args: ExportArguments) -> None:
     """UserError for what cannot work, before any weight is read."""
     if args.samples_file:
         check_file("--samples_file", Path(args.samples_file))
@@ -160,7 +160,7 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
         if not found:
             raise UserError(f"--samples_file {path}: holds no text")
         return found, path.name
-    names = task_of(run)
+    names = task_of_run(run)
     if names and (task := first_entry(names, run["arguments"])):
         name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), eval_splits(task)[0]
         try:
@@ -211,7 +211,7 @@ def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> 
     return again
 
 
-def export(
+def export_model(
     args: ExportArguments, folder: Path, original: Original, texts: list[str]
 ) -> tuple[dict[str, dict], dict[str, str]]:
     """({format: its comparison}, {format: one line about it}), after writing all formats into `folder`. UserError if
@@ -223,11 +223,10 @@ def export(
     if model.can_generate():
         wanted = original.answers = pytorch_answers(model, sources)
         found = {"huggingface": compare("huggingface", wanted, pytorch_answers(again, sources, wanted), 0.0)}
-        lines = {"huggingface": described(found["huggingface"])}
+        lines = {"huggingface": described_comparison(found["huggingface"])}
     else:
-        found = {
-            "huggingface": compare_outputs("huggingface", outputs_of(model, sources), outputs_of(again, sources), 0.0)
-        }
+        wanted, written = encoder_outputs(model, sources), encoder_outputs(again, sources)
+        found = {"huggingface": compare_outputs("huggingface", wanted, written, 0.0)}
         lines = {"huggingface": f"{described_within(found['huggingface'])} of PyTorch's in {len(sources)} texts"}
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
@@ -246,12 +245,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     """Runs the script; returns {format: its comparison with PyTorch}."""
     args, *groups = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(groups)
-    check_flags(args)
+    check_export(args)
     args = dataclasses.replace(args, **features.decide(Flags(args, *groups)))
     checkpoint = find_checkpoint(args.model_name_or_path)
     folders = (Path(checkpoint), Path(checkpoint).parent)
     run = next((folder for folder in folders if (folder / "run.json").is_file()), folders[0])
-    tokenizer, record = find_tokenizer(args, checkpoint), read_run(run)
+    tokenizer, record = find_tokenizer(args, checkpoint), read_run_folder(run)
     step = read_json(folders[0] / "trainer_state.json").get("global_step")
     if run != folders[0] and step is not None:  # a checkpoint-N has other results than its run
         record |= {"results": {}, "metrics": lines_until(record["metrics"], step)}
@@ -276,7 +275,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     with made_aside(Path(args.output_dir), args.overwrite_output_dir) as folder:
         beams = read_record(checkpoint).get("generation_num_beams")
         original = Original(model, tokenizer, encode(tokenizer, texts), num_beams=beams, folder=folders[0])
-        found, rows = export(args, folder, original, texts)
+        found, rows = export_model(args, folder, original, texts)
         for file in (Path(checkpoint) / TASK_RECORD, run / "loss.png"):  # task.json: evaluate_t5.py repeats numbers
             if file.is_symlink():  # of a downloaded run: it may lead to any file of this machine
                 print_once(f"{file} is a link, and links are not exported")
@@ -284,7 +283,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
                 shutil.copy(file, folder / file.name)
         for publication in features.of(Publication):
             publication.complete(folder, Path(args.output_dir), record, model, found)
-    if outgrows_cache(config) and not part_of(config):
+    if outgrows_cache(config) and not lone_part(config):
         rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
     rows["written to"] = args.output_dir
     for publication in features.of(Publication):

@@ -60,11 +60,11 @@ from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
-from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenised
+from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenise
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front, check_front, fronts
-from tasks.model_folders import answers_of
+from tasks.model_folders import answers_of_folder
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
 FEATURES = of_prediction()
@@ -147,7 +147,7 @@ _RULES = (
 DATACLASSES = [PredictionArguments, SearchArguments, *FEATURES]
 
 
-def parse_flags(argv: list[str] | None) -> Plan:
+def parse_prediction(argv: list[str] | None) -> Plan:
     """The flags, checked, and completed from the checkpoint's task.json."""
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
@@ -163,7 +163,8 @@ def parse_flags(argv: list[str] | None) -> Plan:
     if args.source_prefix is not None:
         entry = entry | {"prefix": prefix_of(args.source_prefix)}
     if not record and args.source_column:
-        entry = entry | {"inputs": {"" if len(args.source_column) == 1 else name: name for name in args.source_column}}
+        inputs = {name: name for name in args.source_column}
+        entry = entry | {"inputs": inputs if len(inputs) > 1 else {"": args.source_column[0]}}
     if args.max_source_length:
         entry = entry | {"max_source_length": args.max_source_length}
     tokenizer = answering_tokenizer(str(folder), args.tokenizer_name)
@@ -211,7 +212,7 @@ def read_inputs(plan: Plan) -> Iterator[Input]:
     return itertools.islice(plan.reader.read(Path(plan.args.input_file)), plan.args.max_samples)
 
 
-def settings_of(plan: Plan) -> dict:
+def answer_settings(plan: Plan) -> dict:
     """Everything that decides the answers: the content of answers.jsonl.settings.json."""
     args = plan.args
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
@@ -231,38 +232,41 @@ def settings_of(plan: Plan) -> dict:
 
 def backend_of(plan: Plan) -> Backend:
     """What --backend names."""
-    return BACKENDS[plan.args.backend]() if plan.args.backend in BACKENDS else TRANSFORMERS
+    if plan.args.backend in BACKENDS:
+        return BACKENDS[plan.args.backend]()
+    return TRANSFORMERS
 
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
-    choice = plan.features.first(Choice)
-    plan.choose = choice.chooser(plan, device) if choice else None
+    if choice := plan.features.first(Choice):
+        plan.choose = choice.chooser(plan, device)
     return backend_of(plan).engine(plan, device)
 
 
 # ---------------------------------------------------------------- answering
 def first_text(plan: Plan) -> list[list[Sample]]:
     """The first text that the model reads, as it reads it, for the preview; [] if all inputs are empty."""
-    texts = itertools.islice(itertools.chain.from_iterable(item.texts for item in read_inputs(plan)), 1)
-    return [
-        [Sample("first input", tokenised([text], plan)[0], len(tokenised([text], plan, UNCUT)[0]))] for text in texts
-    ]
+    for item in read_inputs(plan):
+        for text in item.texts:
+            ids, whole = tokenise([text], plan)[0], tokenise([text], plan, UNCUT)[0]
+            return [[Sample("first input", ids, len(whole))]]
+    return []
 
 
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. Both are 0 if
     a feature works in place of the script."""
-    if (answers := answers_of(argv)) is not None:
+    if (answers := answers_of_folder(argv)) is not None:
         return answers.predict(argv, DATACLASSES, __doc__)
-    plan = parse_flags(argv)
+    plan = parse_prediction(argv)
     args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
     for front in plan.features.of(Front):
         front.work(plan, made_apart(partial(engine_of, plan, state.device)))
         return {"inputs": 0, "answered": 0}
     sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
-    settings, output = settings_of(plan), None
+    settings, output = answer_settings(plan), None
     # Paths may differ between nodes; their contents are compared.
     places = ("model_name_or_path", "tokenizer_name", "input_file")
     check_alike(
@@ -275,13 +279,17 @@ def main(argv: list[str] | None = None) -> dict:
     (done,) = broadcast_object_list([output and output.done])
     engine = engine_of(plan, state.device) if done < len(sizes) else None
     rows = summary(plan, f"{len(sizes):,} of {args.input_file}", engine)
-    rows["inputs"] += f" ({sum(sizes):,} texts)" if sum(sizes) != len(sizes) else ""
-    rows |= {"continued": f"{done:,} were answered before" if done else None, "written to": args.output_file}
-    start_summary(rows, title="prediction")
+    if sum(sizes) != len(sizes):
+        rows["inputs"] += f" ({sum(sizes):,} texts)"
+    if done:
+        rows["continued"] = f"{done:,} were answered before"
+    start_summary(rows | {"written to": args.output_file}, title="prediction")
     print_preview(plan.tokenizer, first_text(plan))
     done = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes
-    begin = done - done % size if done < len(sizes) else done  # a window that was cut off is answered again as a whole
+    begin = done
+    if done < len(sizes):
+        begin -= done % size  # a window that was cut off is answered again as a whole
     items = itertools.islice(read_inputs(plan), begin, None)
     shown = is_first_process() and sys.stderr.isatty()
     options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)

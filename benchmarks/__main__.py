@@ -54,7 +54,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.paths import check_folder
 from foundry.common.processes import bf16_units, run_script
-from foundry.common.reports import aligned, environment_record, human_time, plain_json, read_json, write_json
+from foundry.common.reports import aligned_cells, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
 from foundry.modeling.attentions import attention_names
 from foundry.runs.duration import MFU
@@ -178,7 +178,7 @@ class BenchmarkArguments:
         "examples train_file nanot5 fat5 ranks workers files nodes gpus gpu optim"
     )
     _groups = {"plan": "nodes gpus gpu link network disk accumulation attention optim mfu"}
-    _usage = "command [--flag value ...]\n" + aligned(
+    _usage = "command [--flag value ...]\n" + aligned_cells(
         [["  gpu", ", ".join(SUITE)], *([f"  {name}", part.help] for name, part in PARTS.items())]
     )
 

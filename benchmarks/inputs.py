@@ -24,7 +24,7 @@ from foundry.common.processes import cores_here
 from foundry.common.reports import first_line
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import read_documents
-from foundry.corpora.sources import Source
+from foundry.corpora.sources import SplitSource
 from foundry.corpora.token_files import tokenised
 
 VOCABULARY = 32_128
@@ -160,7 +160,7 @@ def measure_tokenise(args: Namespace) -> dict:
     def ours(text: Path) -> None:
         options = dict(validation_split_percentage=0.0, preprocessing_num_workers=cores_here())
         flags = PreTrainingDataArguments(data_cache_dir=str(text.with_name(f"ours{next(turn)}")), **options)
-        source = Source("generated", "generated", [text], "text", size=text.stat().st_size)
+        source = SplitSource("generated", "generated", [text], "text", size=text.stat().st_size)
         tokens = tokenised(flags, {"train": source}, tokenizer)["train"].tokens
         rows["ours"]["chunks"] = len(ChunkDataset(tokens, length))
 

@@ -27,7 +27,7 @@ from transformers.activations import NewGELUActivation
 from constants import IGNORE_INDEX, MODEL_SHAPES
 from data_collator_t5 import T5DataCollator
 from foundry.common.errors import UserError
-from foundry.common.reports import aligned, first_line
+from foundry.common.reports import aligned_cells, first_line
 from foundry.model_t5 import build_config, create_model, flops_per_sequence, is_local_model, set_dropout
 from foundry.training.batching import MULTIPLE
 
@@ -259,7 +259,7 @@ def rows_as_table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> st
     for row in whole:
         lines.append(["" if row.get(key) is None else columns[key].format(row[key]) for key in shown])
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
-    return "\n".join([*([aligned(lines)] if lines else []), *errors])
+    return "\n".join([*([aligned_cells(lines)] if lines else []), *errors])
 
 
 # ---------------------------------------------------------------- models

@@ -23,7 +23,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 from features import BACKENDS, FORMATS
 from foundry.common.errors import UserError
 from foundry.common.processes import end_with_parent, say
-from foundry.common.reports import PROJECT, aligned
+from foundry.common.reports import PROJECT, aligned_cells
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
 
@@ -161,4 +161,4 @@ def measure_serve(args: Namespace) -> dict:
     heads = ["name", "clients", "answers_per_s", "median_ms", "p99_ms", "error"]
     cells = [[row.get(head, "") for head in heads] for row in rows]
     shown = [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in line] for line in [heads, *cells]]
-    return {"rows": rows, "ratio": rates["transformers"] / rates["plain handler"], "text": aligned(shown)}
+    return {"rows": rows, "ratio": rates["transformers"] / rates["plain handler"], "text": aligned_cells(shown)}

@@ -11,7 +11,7 @@ import numpy as np
 from features.streams.blocks import FileCorpus
 from features.streams.lanes import StreamDataset, packed
 from foundry.common.errors import UserError
-from foundry.common.reports import aligned
+from foundry.common.reports import aligned_cells
 from foundry.corpora.chunks import readers_of
 
 WINDOW = 568  # raw tokens of an example, from which span corruption makes 512 input and 114 target tokens
@@ -110,5 +110,5 @@ def measure_stream(args: Namespace) -> dict:
     """{"rows": [the result of `simulated`]}."""
     with tempfile.TemporaryDirectory() as folder:
         found = simulated(Path(folder), args.ranks, args.workers, args.files, args.megabytes)
-    text = aligned([[name.replace("_", " "), str(value)] for name, value in found.items()])
+    text = aligned_cells([[name.replace("_", " "), str(value)] for name, value in found.items()])
     return {"text": text, "rows": [found | {"name": "stream", "ours": True}]}

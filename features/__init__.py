@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from foundry.objectives.objective import Objective
     from foundry.publishing.exports import Format
     from tasks.answering import Backend
-    from tasks.model_folders import Answers
+    from tasks.model_folders import FolderAnswers
 
 
 # ---------------------------------------------------------------- flags of the scripts: the dataclasses that each adds
@@ -201,25 +201,25 @@ BACKENDS: "dict[str, Callable[[], Backend]]" = {"ctranslate2": _ctranslate2_back
 
 
 # ---------------------------------------------------------------- folders whose models write no text
-def _head_answers() -> "Answers":
+def _head_answers() -> "FolderAnswers":
     from features.encoder_heads.head_answers import HeadAnswers
 
     return HeadAnswers()
 
 
-def _embedding_answers() -> "Answers":
+def _embedding_answers() -> "FolderAnswers":
     from features.encoder_heads.embedding_answers import EmbeddingAnswers
 
     return EmbeddingAnswers()
 
 
-def _sentence_answers() -> "Answers":
+def _sentence_answers() -> "FolderAnswers":
     from features.encoder_heads.sentence_answers import SentenceAnswers
 
     return SentenceAnswers()
 
 
-ANSWERING: "dict[str, Callable[[], Answers]]" = {  # by a field of task.json, or a file of the folder
+ANSWERING: "dict[str, Callable[[], FolderAnswers]]" = {  # by a field of task.json, or a file of the folder
     "head": _head_answers,
     "embedding": _embedding_answers,
     "modules.json": _sentence_answers,

@@ -39,7 +39,7 @@ from foundry.corpora.preview import (
     spread,
 )
 from foundry.corpora.round_trip import Losses
-from foundry.corpora.sources import described, find_corpora, find_sources, joint_fingerprint, tokenizer_for
+from foundry.corpora.sources import described_sources, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import (
@@ -426,7 +426,7 @@ class Text:
 
     @property
     def losses(self) -> dict[str, dict[str, Losses]]:
-        """What the tokenizer loses of each split, as `described` of corpora/round_trip.py takes it."""
+        """What the tokenizer loses of each split, as `described_losses` of corpora/round_trip.py takes it."""
         return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.counted.items()}
 
     @property
@@ -456,7 +456,7 @@ class Text:
         epochs = steps / self.steps_per_epoch if self.steps_per_epoch else None
         in_epochs = f" ({epochs:.1f} epochs)" if epochs else ""
         rows = {
-            "text": described(found.of_split("train")),
+            "text": described_sources(found.of_split("train")),
             "files": described_files(numbers["files"], told="train"),
             "documents": f"{documents['read']:,} {self.read_for}({documents['empty']:,} empty ones left out) of "
             f"{described_spread(documents)}",

@@ -39,7 +39,7 @@ from constants import MODEL_SHAPES, T5_VOCAB_SIZE
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value
-from foundry.common.processes import free_memory, processes_here
+from foundry.common.processes import available_memory, processes_here
 from foundry.common.reports import human_bytes
 from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
@@ -273,7 +273,7 @@ def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> N
     is sharded or sent to a GPU. shown: the flag and value that name it. form: of its layers' weights."""
     shape, processes = shape_of(config), processes_here()
     layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), form)
-    needed, free = (layers + 4 * shape.embedding_weights) * processes, free_memory()
+    needed, free = (layers + 4 * shape.embedding_weights) * processes, available_memory()
     if needed > free:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
         raise UserError(

@@ -52,7 +52,7 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     text), for a tokenizer."""
     from foundry.corpora.preview import described_files, files_read
     from foundry.corpora.round_trip import MOST_TEXTS
-    from foundry.corpora.sources import described, find_corpora, find_sources, mixed_documents
+    from foundry.corpora.sources import described_sources, find_corpora, find_sources, mixed_documents
 
     source = features.first(TextSource)
     if source:
@@ -66,7 +66,7 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     documents = mixed_documents([source.documents() for source in sources], weights)
     limit = f", its first {most:,} documents" if most else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
-    text = {"text": described(sources) + limit, "files": described_files(files, "train")}
+    text = {"text": described_sources(sources) + limit, "files": described_files(files, "train")}
     if len(corpora) > 1:
         shares = ", ".join(f"{name} {weight:.1%}" for name, (weight, _) in corpora.items())
         text["corpora"] = f"{shares} of the characters, up to the end of the first one that ends"

@@ -104,12 +104,18 @@ class Plan:
     def odd(self) -> dict[str, str]:
         """What is wrong with the answers so far, without zeros: {"limit": "3 answers without an end ...", "labels": "1
         answer not among yes, no"}."""
-        values = f"not among {listed(self.entry['labels'])}" if "labels" in self.entry else "not a number"
-        found = {
-            "limit": (self.endless, f"without an end within {self.limit:,} tokens (--max_new_tokens)"),
-            "labels" if "labels" in self.entry else "numbers": (self.no_value, values),
-        }
-        return {row: f"{n:,} answer{'s' * (n > 1)} {what}" for row, (n, what) in found.items() if n}
+        rows = {}
+        if self.endless:
+            rows["limit"] = f"{_answers(self.endless)} without an end within {self.limit:,} tokens (--max_new_tokens)"
+        if self.no_value and "labels" in self.entry:
+            rows["labels"] = f"{_answers(self.no_value)} not among {listed(self.entry['labels'])}"
+        elif self.no_value:
+            rows["numbers"] = f"{_answers(self.no_value)} not a number"
+        return rows
+
+
+def _answers(count: int) -> str:
+    return f"{count:,} answer" if count == 1 else f"{count:,} answers"
 
 
 class Backend(NamedTuple):
@@ -157,16 +163,17 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
         told: Callable[[], object] | None = None,
         **changes: Any,
     ) -> tuple[np.ndarray, list[float] | None]:
-        settings = search | changes
-        count = settings["num_return_sequences"]
+        is_scored = (search | changes)["num_return_sequences"] > 1
         rows = [Source(ids) for ids in sources]
         for number, row in enumerate(rows):
-            row.watch = partial(watch, number) if watch else None
-            row.draws = None if draws is None else draws[number]
-        find(rows, told, scored=count > 1, **changes)
-        written = [answer for row in rows for answer in row.answers]
-        scores = [answer.nats for answer in written] if count > 1 else None
-        return padded_answers([answer.tokens for answer in written]), scores
+            if watch:
+                row.watch = partial(watch, number)
+            if draws is not None:
+                row.draws = draws[number]
+        find(rows, told, scored=is_scored, **changes)
+        written = list(itertools.chain.from_iterable(row.answers for row in rows))
+        tokens = padded_answers([answer.tokens for answer in written])
+        return tokens, [answer.nats for answer in written] if is_scored else None
 
     @torch.no_grad()
     @mixed
@@ -184,7 +191,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
 
 def weight_files(name: str) -> list[Path]:
     """The files of weights in a folder; [] for a name on the Hub."""
-    return [file for pattern in ("*model*.safetensors", "*model*.bin") for file in sorted(Path(name).glob(pattern))]
+    return sorted(Path(name).glob("*model*.safetensors")) + sorted(Path(name).glob("*model*.bin"))
 
 
 TRANSFORMERS = Backend(with_transformers, weight_files)
@@ -197,14 +204,18 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
 
     first: the number of the first of these inputs.
     """
-    state, texts = PartialState(), [text for item in items for text in item.texts]
-    places = [(number, part) for number, item in enumerate(items, start=first) for part in range(len(item.texts))]
+    state = PartialState()
+    texts: list[str] = []
+    places: list[tuple[int, int]] = []  # (number of the input, part of it) of each text
+    for number, item in enumerate(items, start=first):
+        texts += item.texts
+        places += [(number, part) for part in range(len(item.texts))]
     longest = plan.entry["max_source_length"]
-    ids = tokenised(texts, plan, longest + 1)
+    ids = tokenise(texts, plan, longest + 1)
     plan.cut += sum(len(one) > longest for one in ids)
     ids = [cut_source(plan.tokenizer, one, longest) for one in ids]
     plan.lengths.update(map(len, ids))
-    order = longest_first([*map(len, ids)]).tolist()
+    order = longest_first(list(map(len, ids))).tolist()
     size, ranks = plan.args.batch_size, state.num_processes
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     if engine.find:
@@ -212,21 +223,25 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     found = []
     for number in range(state.process_index, len(batches), ranks):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
-        draws = draws_of([places[text] for text in batches[number]], engine, plan)
-        told = {"told": lambda: progress.update(ranks)} if engine.find else {}
-        tokens, scores = engine.write([ids[text] for text in batches[number]], **draws, **told)
-        candidates = candidates_of([texts[text] for text in batches[number]], tokens, scores, engine.ends, plan)
-        found += zip(batches[number], candidates, strict=True)
-        if not told:
+        batch = batches[number]
+        more: dict[str, Any] = draws_of([places[text] for text in batch], engine, plan)
+        if engine.find:
+            more["told"] = lambda: progress.update(ranks)
+        tokens, scores = engine.write([ids[text] for text in batch], **more)
+        candidates = candidates_of([texts[text] for text in batch], tokens, scores, engine.ends, plan)
+        found += zip(batch, candidates, strict=True)
+        if not engine.find:
             progress.update(sum(map(len, batches[number : number + ranks])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
-    answers = [by_text[number] for number in range(len(texts))]
-    best = [found[0] for found in answers]
-    plan.endless += sum(not one.has_end for one in best)
-    if plan.entry["target_type"] != "text":
-        plan.no_value += sum(value_of_text(plan.entry, one.text) is None for one in best)
-    in_order = iter(answers)
-    return [record_of(item, [next(in_order) for _ in item.texts], plan) for item in items]
+    records, done = [], 0
+    for item in items:
+        answers = [by_text[number] for number in range(done, done + len(item.texts))]
+        done += len(item.texts)
+        for best, *_ in answers:
+            plan.endless += not best.has_end
+            plan.no_value += plan.entry["target_type"] != "text" and value_of_text(plan.entry, best.text) is None
+        records.append(record_of(item, answers, plan))
+    return records
 
 
 def candidates_of(
@@ -237,11 +252,12 @@ def candidates_of(
     in_words = decode_texts(plan.entry, plan.tokenizer, tokens)
     written = list(map(Candidate, in_words, scores or [None] * len(tokens), has_end))
     candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
-    if plan.count == 1:
-        return candidates
-    if plan.search.get("do_sample"):  # beams are sorted already
-        candidates = [sorted(drawn, key=lambda one: -one.log_probability) for drawn in candidates]
-    return plan.choose(texts, candidates) if plan.choose else candidates
+    if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
+        for drawn in candidates:
+            drawn.sort(key=lambda one: -one.log_probability)
+    if plan.count > 1 and plan.choose:
+        return plan.choose(texts, candidates)
+    return candidates
 
 
 def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, torch.Tensor]:
@@ -252,7 +268,7 @@ def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[s
     return {"draws": uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)}
 
 
-def tokenised(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
+def tokenise(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
     """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
     return source_ids(plan.tokenizer, texts, most or plan.entry["max_source_length"])
 
@@ -272,14 +288,12 @@ def n_best(candidates: list[Candidate]) -> list[dict]:
 
 def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
     """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
-    search = None
-    if engine is not None:
-        search = described_search(engine.settings, plan.search)
-    return {
+    rows = {
         "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
         "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
-        "search": search,
-        **{row: text for feature in plan.features for row, text in feature.plan(plan.args, None).items()},
-        "limit": f"{plan.limit:,} tokens of an answer ({plan.limit_from})",
+        "search": None if engine is None else described_search(engine.settings, plan.search),
     }
+    for feature in plan.features:
+        rows |= feature.plan(plan.args, None)
+    return rows | {"limit": f"{plan.limit:,} tokens of an answer ({plan.limit_from})"}

@@ -5,12 +5,10 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 """
 
 import itertools
-import math
-import operator
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -29,11 +27,12 @@ from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,
-    answers_of,
     as_list,
     column_value,
+    finite_number,
+    further_answers,
     further_columns,
-    number_of,
+    joined_text,
     reference_texts,
     source_text,
     target_text,
@@ -46,7 +45,7 @@ _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the righ
 
 
 def build_tokenize_function(
-    name: str, task: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
+    name: str, entry: dict, tokenizer: PreTrainedTokenizerBase, max_source_length: int, max_target_length: int | None
 ) -> Callable[[dict], dict]:
     """The function from a batch of rows {column: values} to "input_ids", "attention_mask" and "labels", each cut and
     with EOS; also the entry's `further_columns`, under their names.
@@ -54,38 +53,40 @@ def build_tokenize_function(
     Lengths are in tokens, EOS included. Rows without the target column (test data) get no labels. Where the entry has a
     `tokenize`, its ids are taken as they are; the function raises UserError if they are none or too many.
     """
-    columns = further_columns(task)
+    columns = further_columns(entry)
 
     def by_entry(rows: list[dict]) -> dict[str, list]:
-        tokenised = [task["tokenize"](tokenizer, row) for row in rows]
+        tokenised = [entry["tokenize"](tokenizer, row) for row in rows]
+        limits = {"input_ids": max_source_length}
+        if entry["target"] in rows[0]:
+            limits["labels"] = max_target_length
         made = {}
-        for side, most in (("input_ids", max_source_length), ("labels", max_target_length)):
-            if side == "input_ids" or task["target"] in rows[0]:
-                made[side] = [list(map(int, ids[side])) for ids in tokenised]
-                if not all(0 < len(ids) <= (most or math.inf) for ids in made[side]):
-                    raise UserError(
-                        f"task {name}, tokenize: it returns {max(map(len, made[side]))} {side} for a row, and there "
-                        f"must be 1 to {most or 'any number'}. Cut them, or raise the entry's lengths"
-                    )
+        for side, most in limits.items():
+            made[side] = [list(map(int, ids[side])) for ids in tokenised]
+            lengths = [len(ids) for ids in made[side]]
+            if min(lengths) == 0 or most and max(lengths) > most:
+                raise UserError(
+                    f"task {name}, tokenize: it returns {max(lengths)} {side} for a row, and there must be 1 to "
+                    f"{most or 'any number'}. Cut them, or raise the entry's lengths"
+                )
         return made | {"attention_mask": [[1] * len(ids) for ids in made["input_ids"]]}
 
     def tokenize(batch: dict[str, list]) -> dict[str, list]:
         rows = as_rows(batch)
-        if "tokenize" in task:
+        if "tokenize" in entry:
             return by_entry(rows)
-        sources = source_ids(tokenizer, [source_text(task, row) for row in rows], max_source_length)
+        sources = source_ids(tokenizer, [source_text(entry, row) for row in rows], max_source_length)
         made: dict[str, list] = {"input_ids": sources, "attention_mask": [[1] * len(ids) for ids in sources]}
-        if task["target"] in batch:
-            texts = [target_text(name, task, row) for row in rows]
+        if entry["target"] in batch:
+            texts = [target_text(name, entry, row) for row in rows]
             made["labels"] = encode_targets(tokenizer, texts, max_target_length)
             for beside, column in columns.items():
                 if column.column in batch:
-                    values: list = [column_value(column, row) for row in rows]
+                    made[beside] = [column_value(column, row) for row in rows]
                     if column.kind == "answer":
-                        values = encode_targets(tokenizer, values, max_target_length)
+                        made[beside] = encode_targets(tokenizer, made[beside], max_target_length)
                     elif column.kind == "answers":
-                        values = encode_lists(tokenizer, values, max_target_length)
-                    made[beside] = values
+                        made[beside] = encode_lists(tokenizer, made[beside], max_target_length)
         return made
 
     return tokenize
@@ -106,106 +107,122 @@ def text_length(ids: list) -> int:
 
 
 def without_end_tokens(
-    task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str | None = None
+    entry: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], place: str | None = None
 ) -> list[dict]:
     """The rows, whose free-text targets no longer end in the names of EOS or padding: "a b </s>" -> "a b". The
     tokenizer writes EOS itself.
 
     place: what the printed line on names that were left out begins with; None prints nothing.
     """
-    ends = tuple(token for token in (tokenizer.eos_token, tokenizer.pad_token) if token)
+    if entry["target_type"] != "text":
+        return rows
+    ends = tuple(filter(None, (tokenizer.eos_token, tokenizer.pad_token)))
 
-    def shortened(text: object) -> object:
-        while isinstance(text, str) and text.rstrip().endswith(ends):
-            text = text.rstrip()
-            text = text.removesuffix(next(end for end in ends if text.endswith(end))).rstrip()
-        return text
+    def shortened(value: object) -> object:
+        if isinstance(value, list | tuple):
+            return list(map(shortened, value))
+        while isinstance(value, str) and value.rstrip().endswith(ends):
+            value = value.rstrip()
+            for end in ends:
+                value = value.removesuffix(end)
+            value = value.rstrip()
+        return value
 
     kept, cut = [], 0
-    columns = answer_columns(task) if task["target_type"] == "text" else []
     for row in rows:
-        for column in filter(row.__contains__, columns):
-            value = row[column]
-            texts = list(map(shortened, value)) if isinstance(value, list | tuple) else shortened(value)
-            if texts != value:
-                row, cut = row | {column: texts}, cut + 1
+        for column in answer_columns(entry):
+            if column in row and (shorter := shortened(row[column])) != row[column]:
+                row = row | {column: shorter}
+                cut += 1
         kept.append(row)
     if place and cut:
         print_once(f"{place}: {cut:,} targets end in {' or '.join(ends)}, which is left out: the tokenizer writes it")
     return kept
 
 
-def numbered_labels(task: dict, rows: list[dict]) -> str | None:
+def numbered_labels(entry: dict, rows: list[dict]) -> str | None:
     """For the plan: "0, 1, 2 are read as the labels contradiction, entailment, neutral", of the targets that are the
     numbers of labels' places; None if there are none."""
-    labels, target = task.get("labels", []), task["target"]
-    if task["target_type"] != "class" or any(number_of(label) is not None for label in labels):
+    labels, target = entry.get("labels", []), entry["target"]
+    if entry["target_type"] != "class" or any(finite_number(label) is not None for label in labels):
         return None
     values = {str(row[target]).strip() for row in rows if target in row} - {*labels}
-    values = sorted((value for value in values if number_of(value) is not None), key=float)
-    read_as = ", ".join(labels[int(float(value))] for value in values)
-    return f"{', '.join(values)} are read as the labels {read_as}" if values else None
+    places = sorted((value for value in values if finite_number(value) is not None), key=float)
+    if not places:
+        return None
+    return f"{', '.join(places)} are read as the labels {', '.join(labels[int(float(place))] for place in places)}"
 
 
-def unchanged_targets(task: dict, rows: list[dict]) -> str | None:
+def unchanged_targets(entry: dict, rows: list[dict]) -> str | None:
     """For the plan: "18 of 90 targets are their sources", of a task of texts, if they are at least 0.5 %; None for
     running text, whose pieces often need no change."""
-    if task["target_type"] != "text" or "max_piece_length" in task:
+    if entry["target_type"] != "text" or "max_piece_length" in entry:
         return None
-    columns, same = task["inputs"].values(), 0
-    for row in (row for row in rows if task["target"] in row):
-        source = " ".join(str(item).strip() for column in columns for item in as_list(row[column]))
-        same += bool(source) and source in (text.strip() for text in reference_texts("", task, row))
+    same = 0
+    for row in rows:
+        if entry["target"] in row:
+            source = " ".join(joined_text(row[column]) for column in entry["inputs"].values())
+            same += bool(source) and source in [text.strip() for text in reference_texts("", entry, row)]
     return f"{same:,} of {len(rows):,} targets are their sources" if same >= max(1, 0.005 * len(rows)) else None
 
 
-def equal_answers(task: dict, rows: list[dict], data: "Dataset") -> str | None:
+def equal_answers(entry: dict, rows: list[dict], data: "Dataset") -> str | None:
     """For the plan: "3 of 80 pairs have two equal answers, 1 of them only as they are cut", of a task with further
     answers to each source; None if no pair has, or there are none. rows: those of a split; data: their tokens."""
     told = []
-    for name, column in answers_of(task).items():
+    for name, column in further_answers(entry).items():
         if column.made or name not in data.column_names:
             continue
-        is_equal = operator.contains if column.kind == "answers" else operator.eq
-        equal = sum(sum(map(is_equal, batch[name], batch["labels"])) for batch in data.iter(1_000))
-        texts = ([str(text).strip() for text in as_list(row[column.column])] for row in rows)
-        targets = (str(as_list(row[task["target"]])[0]).strip() for row in rows)
-        cut = equal - sum(map(operator.contains, texts, targets))
-        more = f", {cut:,} of them only as they are cut" if cut > 0 else ""
-        told += [f"{equal:,} of {len(rows):,} pairs have two equal answers{more}"] if equal else []
+        equal = cut = 0
+        for row, tokens in zip(rows, data, strict=True):
+            others = tokens[name] if column.kind == "answers" else [tokens[name]]
+            if tokens["labels"] in others:
+                equal += 1
+                target = str(as_list(row[entry["target"]])[0]).strip()
+                cut += target not in [str(text).strip() for text in as_list(row[column.column])]
+        if equal:
+            more = f", {cut:,} of them only as they are cut" if cut else ""
+            told.append(f"{equal:,} of {len(rows):,} pairs have two equal answers{more}")
     return ", ".join(told) or None
 
 
-def lost_columns(task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
+def lost_columns(entry: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict], most: int) -> dict[str, int]:
     """{input column: number of the rows whose source has none of it within the first `most` tokens}, without zeros."""
-    inputs, lost = list(task["inputs"].items()), Counter()
+    inputs, lost = list(entry["inputs"].items()), Counter()
     for number, (_, column) in enumerate(inputs[1:], start=1):
-        before = [source_text(task | {"inputs": dict(inputs[:number])}, row) for row in rows]
-        ids = source_ids(tokenizer, before, most)
-        is_there = (any(str(item).strip() for item in as_list(row[column])) for row in rows)
-        lost[column] = sum(len(one) >= most and there for one, there in zip(ids, is_there, strict=True))
+        without = entry | {"inputs": dict(inputs[:number])}
+        before = source_ids(tokenizer, [source_text(without, row) for row in rows], most)
+        for row, ids in zip(rows, before, strict=True):
+            lost[column] += len(ids) >= most and bool(joined_text(row[column]).strip())
     return dict(+lost)
 
 
-def losses_of(name: str, task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, Losses]:
+def tokenizer_losses(name: str, entry: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> dict[str, Losses]:
     """{"targets": what the tokenizer loses of a sample of them, "sources": the same}, as far as the rows have them.
 
     Class labels are no targets here: `decode_texts` spells them as the entry does. {} where the entry has a `tokenize`.
     """
-    if "tokenize" in task:
+    if "tokenize" in entry:
         return {}
     rows, losses = sampled(rows), {}
-    if task["target_type"] != "class" and task["target"] in rows[0]:
-        write = reference_texts if task["target_type"] == "text" else lambda *one: [target_text(*one)]
-        references = [[text[:LONGEST_TEXT] for text in write(name, task, row)] for row in rows]
-        losses["targets"], written = round_trip(tokenizer, [text for texts in references for text in texts])
-        equals = next((METRICS[metric] for metric in task["metrics"] if metric in _EXACT), METRICS["exact_match"])
-        written, right = iter(written), []
+    if entry["target_type"] != "class" and entry["target"] in rows[0]:
+        references = []
+        for row in rows:
+            texts = reference_texts(name, entry, row)
+            if entry["target_type"] == "number":
+                texts = [target_text(name, entry, row)]
+            references.append([text[:LONGEST_TEXT] for text in texts])
+        losses["targets"], read_back = round_trip(tokenizer, list(itertools.chain.from_iterable(references)))
+        exact = [metric for metric in entry["metrics"] if metric in _EXACT] or ["exact_match"]
+        equals, right, place = METRICS[exact[0]], [], 0
         for texts in references:  # a row is answered exactly with any of its references
-            answers = list(itertools.islice(written, len(texts)))
-            right += [max(equals([answer], [texts]) for answer in answers)] if len(answers) == len(texts) else []
-        losses["targets"].answerable = sum(right) / len(right) if right else None
-    return losses | {"sources": round_trip(tokenizer, [source_text(task, row) for row in rows])[0]}
+            answers = read_back[place : place + len(texts)]
+            place += len(texts)
+            if len(answers) == len(texts):
+                right.append(max(equals([answer], [texts]) for answer in answers))
+        if right:
+            losses["targets"].answerable = sum(right) / len(right)
+    return losses | {"sources": round_trip(tokenizer, [source_text(entry, row) for row in rows])[0]}
 
 
 def as_rows(columns: dict[str, list]) -> list[dict]:
@@ -213,92 +230,109 @@ def as_rows(columns: dict[str, list]) -> list[dict]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def max_lengths(task: dict, split: str) -> tuple[int, int | None]:
+def as_columns(rows: list[dict], names: Iterable[str] | None = None) -> dict[str, list]:
+    """[{"a": 1, "b": 3}, {"a": 2, "b": 4}] -> {"a": [1, 2], "b": [3, 4]}. names: of the columns, None: all."""
+    return {name: [row[name] for row in rows] for name in (rows[0] if names is None else names)}
+
+
+def max_lengths(entry: dict, split: str) -> tuple[int, int | None]:
     """(source, target) lengths in tokens at which the rows of a split are cut; None: not cut. Targets are cut in
     training alone, since metrics compare with the whole target, and class labels never; `cuts_targets` of an entry:
     always, where the model reads them."""
-    is_cut = split == "train" or task.get("cuts_targets", False)
-    cuts_targets = is_cut and task["target_type"] != "class"
-    return task["max_source_length"], task["max_target_length"] if cuts_targets else None
+    target = None
+    if entry["target_type"] != "class" and (split == "train" or entry.get("cuts_targets")):
+        target = entry["max_target_length"]
+    return entry["max_source_length"], target
 
 
-def target_lengths(name: str, task: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> list[int]:
+def target_lengths(name: str, entry: dict, tokenizer: PreTrainedTokenizerBase, rows: list[dict]) -> list[int]:
     """The tokens of each row's target, uncut, EOS included."""
-    if "tokenize" in task:
-        return [len(task["tokenize"](tokenizer, row)["labels"]) for row in rows]
-    rows = without_end_tokens(task, tokenizer, rows)
-    return list(map(len, encode_targets(tokenizer, [target_text(name, task, row) for row in rows])))
+    if "tokenize" in entry:
+        return [len(entry["tokenize"](tokenizer, row)["labels"]) for row in rows]
+    rows = without_end_tokens(entry, tokenizer, rows)
+    return list(map(len, encode_targets(tokenizer, [target_text(name, entry, row) for row in rows])))
 
 
-def class_label_ids(task: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
+def class_label_ids(entry: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Tensor | None:
     """[C, T] token ids of the class labels, EOS included, padded with -100; None for tasks without classes.
 
     UserError if the tokenizer writes two labels alike, or reads a part of one as a special token.
     """
-    if task["target_type"] != "class":
+    if entry["target_type"] != "class":
         return None
-    for label in task["labels"]:
-        if token := next((token for token in tokenizer.all_special_tokens if token in label), None):
-            raise UserError(f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels.")
-    encoded = encode_targets(tokenizer, task["labels"])
-    plain = Counter(unicodedata.normalize("NFKC", label) for label in task["labels"])
-    if len(_labels_as_read_back(task, tokenizer)) < len(encoded):
-        if alike := [ascii(label) for label in task["labels"] if plain[unicodedata.normalize("NFKC", label)] > 1]:
-            raise UserError(
-                f"--labels {','.join(task['labels'])}: {' and '.join(alike)} look alike, and the tokenizer writes them "
-                "with the same text. Write one class in one way, or keep them apart with a tokenizer of "
-                "create_tokenizer.py --normalization identity"
-            )
+    for label in entry["labels"]:
+        for token in tokenizer.all_special_tokens:
+            if token in label:
+                raise UserError(
+                    f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels."
+                )
+    if len(_labels_as_read_back(entry, tokenizer)) < len(entry["labels"]):
+        _refuse_labels(entry["labels"])
+    encoded = [torch.tensor(ids) for ids in encode_targets(tokenizer, entry["labels"])]
+    return torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=IGNORE_INDEX)
+
+
+def _refuse_labels(labels: list[str]) -> NoReturn:
+    """UserError for labels of which the tokenizer writes two alike."""
+    plain = [unicodedata.normalize("NFKC", label) for label in labels]
+    alike = [ascii(label) for label, one in zip(labels, plain, strict=True) if plain.count(one) > 1]
+    if alike:
         raise UserError(
-            f"--labels {','.join(task['labels'])}: the tokenizer writes two of them with the same text. Give them "
-            "other names, or another --tokenizer_name"
+            f"--labels {','.join(labels)}: {' and '.join(alike)} look alike, and the tokenizer writes them with the "
+            "same text. Write one class in one way, or keep them apart with a tokenizer of create_tokenizer.py "
+            "--normalization identity"
         )
-    longest = max(len(ids) for ids in encoded)
-    return torch.tensor([ids + [IGNORE_INDEX] * (longest - len(ids)) for ids in encoded])
+    raise UserError(
+        f"--labels {','.join(labels)}: the tokenizer writes two of them with the same text. Give them other names, or "
+        "another --tokenizer_name"
+    )
 
 
-def answer_length(task: dict, labels: torch.Tensor | None) -> int:
+def answer_length(entry: dict, labels: torch.Tensor | None) -> int:
     """Tokens that an answer may have, EOS included: `max_target_length`, or the longest class label if it has more.
     labels: what `class_label_ids` returns."""
-    return max(task["max_target_length"], 0 if labels is None else labels.shape[1])
+    return max(entry["max_target_length"], 0 if labels is None else labels.shape[1])
 
 
-def decode_texts(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
+def decode_texts(entry: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> list[str]:
     """The texts [N] of token ids [N, T] padded with -100, without white space at their ends; class labels as the entry
     spells them."""
     texts = decoded(tokenizer, ids)
-    names = _labels_as_read_back(task, tokenizer)
+    names = _labels_as_read_back(entry, tokenizer)
     return [names.get(text.strip(), text.rstrip()) for text in texts]
 
 
-def _labels_as_read_back(task: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def _labels_as_read_back(entry: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """{what this tokenizer decodes a label to: label}, {} for tasks without classes. A tokenizer without "_" decodes
     "not_entailment" to "notentailment"."""
-    if task["target_type"] != "class":
+    if entry["target_type"] != "class":
         return {}
-    texts = decoded(tokenizer, encode_targets(tokenizer, task["labels"]))
-    return dict(zip((text.strip() for text in texts), task["labels"], strict=True))
+    texts = decoded(tokenizer, encode_targets(tokenizer, entry["labels"]))
+    return dict(zip((text.strip() for text in texts), entry["labels"], strict=True))
 
 
-def non_canonical_outputs(task: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> dict[str, int]:
+def non_canonical_outputs(entry: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarray) -> dict[str, int]:
     """{"non_canonical_outputs": how many rows of generated ids [N, T] write a label with other tokens than the
     tokenizer does}, {} for tasks without classes.
 
     Such as _en tail ment EOS for entail ment EOS, or a label without EOS at the maximum length. They count as the label
     where texts are compared, and as no label under teacher forcing.
     """
-    if task["target_type"] != "class":
+    if entry["target_type"] != "class":
         return {}
-    canonical, eos = encode_targets(tokenizer, task["labels"]), tokenizer.eos_token_id
+    canonical, eos = encode_targets(tokenizer, entry["labels"]), tokenizer.eos_token_id
     no_text = (IGNORE_INDEX, tokenizer.pad_token_id, find_bos_id(tokenizer))  # T5's start token, or Gemma's
-    written = [[int(token) for token in row if token not in no_text] for row in ids]
-    written = [row[: row.index(eos) + 1] if eos in row else row for row in written]  # beam search pads with EOS
-    pairs = zip(decode_texts(task, tokenizer, ids), written, strict=True)
-    return {"non_canonical_outputs": sum(text in task["labels"] and row not in canonical for text, row in pairs)}
+    count = 0
+    for text, row in zip(decode_texts(entry, tokenizer, ids), ids.tolist(), strict=True):
+        written = [token for token in row if token not in no_text]
+        if eos in written:
+            written = written[: written.index(eos) + 1]  # beam search pads with EOS
+        count += text in entry["labels"] and written not in canonical
+    return {"non_canonical_outputs": count}
 
 
 def task_metrics(
-    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
+    entry: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
 ) -> Callable[[EvalPrediction], dict[str, float]]:
     """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss, token accuracy and what
     features measure.
@@ -310,34 +344,38 @@ def task_metrics(
     def compute(output: EvalPrediction) -> dict[str, float]:
         measure: Callable = measured
         for feature in task_features():
-            measure = feature.measures.measured(task, measure)
+            measure = feature.measures.measured(entry, measure)
         return measure(*output.predictions, rows)
 
     def measured(tokens: np.ndarray, statistics: np.ndarray, rows: list[dict]) -> dict[str, float]:
-        answers = answer_texts(task, tokenizer, generated, (tokens, statistics))
-        metrics = token_metrics(statistics) | score_predictions(task, answers, *references_of(task, rows))
-        return metrics | (non_canonical_outputs(task, tokenizer, tokens) if generated else {})
+        answers = answer_texts(entry, tokenizer, generated, (tokens, statistics))
+        metrics = token_metrics(statistics) | score_predictions(entry, answers, *references_of(entry, rows))
+        if generated:
+            metrics |= non_canonical_outputs(entry, tokenizer, tokens)
+        return metrics
 
     return compute
 
 
-def references_of(task: dict, rows: list[dict]) -> tuple[list, list[tuple] | None]:
+def references_of(entry: dict, rows: list[dict]) -> tuple[list, list[tuple] | None]:
     """(target texts, context) of the rows, as `score_predictions` takes them: for each row the text of its class or
     number, or its list of references; and the values of the entry's `metric_columns`, or None if it has none."""
-    references = [reference_texts("", task, row) for row in rows]
-    if task["target_type"] != "text":
+    references = [reference_texts("", entry, row) for row in rows]
+    if entry["target_type"] != "text":
         references = [text for (text,) in references]
-    columns = task.get("metric_columns", [])
-    return references, [tuple(row[column] for column in columns) for row in rows] if columns else None
+    columns = entry.get("metric_columns")
+    if not columns:
+        return references, None
+    return references, [tuple(row[column] for column in columns) for row in rows]
 
 
 def answer_texts(
-    task: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
+    entry: dict, tokenizer: PreTrainedTokenizerBase, generated: bool, predictions: tuple[np.ndarray, np.ndarray]
 ) -> list[str]:
     """The answer to each row, from T5Trainer's predictions (ids, statistics): the generated text, or, without
     generation, the label whose tokens greedy decoding would write, "" if it would write none of them."""
     tokens, statistics = predictions
     if generated:
-        return decode_texts(task, tokenizer, tokens)
+        return decode_texts(entry, tokenizer, tokens)
     classes = statistics[:, STATISTICS.index("predicted_class")].astype(int)
-    return [task["labels"][number] if number >= 0 else "" for number in classes]
+    return [entry["labels"][number] if number >= 0 else "" for number in classes]

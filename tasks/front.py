@@ -11,7 +11,7 @@ from foundry.features import Feature
 
 if TYPE_CHECKING:
     from tasks.answering import Engine, Plan
-    from tasks.model_folders import Encoder
+    from tasks.model_folders import LoadedEncoder
 
 
 class Front(Feature):
@@ -24,7 +24,7 @@ class Front(Feature):
         """Answers until the user ends it."""
         raise NotImplementedError
 
-    def encode(self, args: Any, load: "Callable[[], Encoder]") -> None:  # noqa: ARG002
+    def encode(self, args: Any, load: "Callable[[], LoadedEncoder]") -> None:  # noqa: ARG002
         """As `work`, from a folder whose model writes no text. args: the flags of predict_t5.py. UserError unless the
         front overrides it."""
         raise UserError(f"--{self.switch}: the model {args.model_name_or_path} writes no text: give --input_file")

@@ -41,7 +41,9 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
     if mixing == "equal":
         return [1.0] * len(sizes)
     capped = [float(min(size, cap)) for size in sizes]
-    return capped if mixing == "proportional" else [size ** (1 / temperature) for size in capped]
+    if mixing == "proportional":
+        return capped
+    return [size ** (1 / temperature) for size in capped]
 
 
 class Mixture(torch.utils.data.ConcatDataset):
@@ -70,8 +72,9 @@ class Mixture(torch.utils.data.ConcatDataset):
 
     def described(self) -> str:
         """For the plan: "74,087 rows an epoch: cola 8,551 of 8,551 (11.5 %), ..."."""
-        total = sum(self.counts.values())
-        parts = [f"{n} {c:,} of {self.sizes[n]:,} ({100 * c / total:.1f} %)" for n, c in self.counts.items()]
+        total, parts = sum(self.counts.values()), []
+        for name, count in self.counts.items():
+            parts.append(f"{name} {count:,} of {self.sizes[name]:,} ({100 * count / total:.1f} %)")
         return f"{total:,} rows an epoch: {', '.join(parts)}"
 
     def sampler(self, seed: int, batch: int = 1) -> "MixtureSampler":  # noqa: ARG002
@@ -111,8 +114,12 @@ class CorruptedText:
     too short for a row."""
 
     def __init__(self, args: TaskArguments, tokenizer: PreTrainedTokenizerBase, inputs_length: int, seed: int):
-        shared = ("data_cache_dir", "overwrite_cache", "preprocessing_num_workers")
-        text = PreTrainingDataArguments(train_file=args.span_corruption_file, **{n: getattr(args, n) for n in shared})
+        text = PreTrainingDataArguments(
+            train_file=args.span_corruption_file,
+            data_cache_dir=args.data_cache_dir,
+            overwrite_cache=args.overwrite_cache,
+            preprocessing_num_workers=args.preprocessing_num_workers,
+        )
         source = find_sources(text)["train"]
         self.files = source.files
         self.collator = T5DataCollator(tokenizer, inputs_length)
@@ -127,7 +134,8 @@ class CorruptedText:
                 f"{self.collator.tokens_length}. Give more text, or a smaller --max_source_length"
             )
         decisive = f"{source.fingerprint} {tokenizer_fingerprint(tokenizer)} {inputs_length} {seed}"
-        decisive += " copies" * bool(files["validation"].known)  # runs that were written before had other rows then
+        if files["validation"].known:
+            decisive += " copies"  # runs that were written before had other rows then
         self._fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """Folders of models that a feature evaluates and answers from, in place of the scripts' own way.
 
-answers = answers_of(argv)      # of the model that the command line names, by its task.json; None: the own way
+answers = answers_of_folder(argv)   # of the model that the command line names, by its task.json; None: the own way
 return answers.evaluate(argv, DATACLASSES, __doc__)
 """
 
@@ -18,7 +18,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import read_json
 
 
-class Answers(Protocol):
+class FolderAnswers(Protocol):
     """An entry of ANSWERING (features/__init__.py), by a field of task.json or the name of a file: it does what
     evaluate_t5.py and predict_t5.py do, for folders whose task.json has this field, or that have this file. groups: the
     dataclasses of the script's flags; about: its docstring."""
@@ -27,7 +27,7 @@ class Answers(Protocol):
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict: ...
 
 
-class Encoder(NamedTuple):
+class LoadedEncoder(NamedTuple):
     """A loaded model of such a folder, which writes no text, as functions that a Front asks (`Front.encode`).
 
     kind: what is answered, "embedding" or the name of a head. columns: of an input. labels: those of the head, if they
@@ -55,11 +55,13 @@ def named_model(argv: Sequence[object] | None) -> str:
     return parser.parse_known_args(words)[0].model_name_or_path
 
 
-def answers_of(argv: Sequence[object] | None) -> Any | None:
+def answers_of_folder(argv: Sequence[object] | None) -> Any | None:
     """The Answers of the feature that trained the model of the command line; None: no feature needs to, or the own way
     will say what is wrong with task.json."""
     record, folder = {}, Path(named_model(argv))
     with contextlib.suppress(UserError):
         record = read_json(folder / TASK_RECORD)
-    known = (load for name, load in ANSWERING.items() if name in record or (folder / name).is_file())
-    return next((load() for load in known), None)
+    for name, load in ANSWERING.items():
+        if name in record or (folder / name).is_file():
+            return load()
+    return None

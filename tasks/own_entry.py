@@ -12,8 +12,8 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_suffix, expand_files
-from foundry.corpora.reading import first_line
-from tasks.registry import as_list, found_labels, number_of
+from foundry.corpora.reading import first_line_fields
+from tasks.registry import as_list, finite_number, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer
 
 # {field of another toolkit: ours}
@@ -30,13 +30,13 @@ def completed(args: TaskArguments) -> dict:
     if "inputs" not in entry:
         record, where = _first_record(entry, args)
         shapes, more = shapes_for(args)
-        fitting = (name for name in shapes if set(SHAPES[name]) <= set(record))
-        args.record_shape = next(fitting, None)
-        if args.record_shape is None:
+        fitting = [name for name in shapes if set(SHAPES[name]) <= set(record)]
+        if not fitting:
             raise UserError(
                 f"{where}: name the columns of sources and targets with --source_column and --target_column"
                 f"{more}; the file has: {listed(record)}"
             )
+        args.record_shape = fitting[0]
         entry = own_entry(args)
         columns = ", ".join(SHAPES[args.record_shape])
         print_once(
@@ -54,12 +54,12 @@ def _tsv_header(args: TaskArguments) -> bool | None:
     """Whether line 1 of the .tsv files is a header where all columns are given as numbers: it is one if it has these
     names. None if a column is given by a name, or there is no .tsv file. UserError if the files differ."""
     names, files = named_columns(args), {}
-    if not (names and all(name.isdecimal() for name in names)):
+    if not names or not all(map(str.isdecimal, names)):
         return None
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], ROW_SUFFIXES):
             if data_suffix(file) == ".tsv":
-                files[set(names) <= set(first_line(file))] = file
+                files[set(names) <= set(first_line_fields(file))] = file
     if len(files) > 1:
         raise UserError(
             f"--tsv_header: line 1 of {files[True]} has the columns {', '.join(names)}, and line 1 of {files[False]} "
@@ -95,7 +95,7 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
             f"{len(values):,} rows; name the classes with --labels, or leave out --target_type class"
         )
     # -100 is no class anywhere, and -1 none of classes with names; as a number beside others it may be one.
-    has_names = any(number_of(label) is None for label in labels)
+    has_names = any(finite_number(label) is None for label in labels)
     missing = [label for label in labels if label == "-100" or label == "-1" and has_names]
     if missing:
         raise UserError(
@@ -117,7 +117,7 @@ def as_source(name: str, entry: dict) -> str:
     return f"DATASET_VALS['mine'] = {{\n    {name!r}: dict(\n{fields}    ),\n}}"
 
 
-def name_of(args: TaskArguments) -> str:
+def name_of_pairs(args: TaskArguments) -> str:
     """The name that own pairs get in constants.py, from their first file: pairs.jsonl.gz -> "pairs"."""
     source = (args.train_file or args.source_file or [args.hub_dataset])[0]
     return Path(source).name.split(".")[0].strip("*?[]") or OWN
@@ -145,9 +145,10 @@ def translated(name: str, entry: dict) -> dict:
     if "text_column_name" in entry and not callable(new["inputs"]):
         new["inputs"] = {column: column for column in as_list(new["inputs"])}
     metrics = new.get("metrics", [])
-    metrics = metrics if isinstance(metrics, dict) else dict.fromkeys(as_list(metrics))
-    first = entry.get(_OPTIMIZED, "").removeprefix("eval_")
-    metrics = ({first: metrics.get(first)} if first else {}) | metrics
+    if not isinstance(metrics, dict):
+        metrics = dict.fromkeys(as_list(metrics))
+    if first := entry.get(_OPTIMIZED, "").removeprefix("eval_"):
+        metrics = {first: metrics.get(first)} | metrics
     new["metrics"] = metrics if any(metrics.values()) else list(metrics)
     if "target_type" not in entry and {"pearson", "spearman"} & set(metrics):
         new |= dict(target_type="number", max_target_length=16)
@@ -165,8 +166,9 @@ def _in_order(name: str, labels: dict) -> list[str]:
     by_index = {str(index): text for index, text in labels.items()}
     if all(isinstance(index, int) for index in labels.values()):
         by_index = {str(index): text for text, index in labels.items()}
-    if set(by_index) != {str(number) for number in range(len(labels))}:
+    indices = list(map(str, range(len(labels))))
+    if set(by_index) != set(indices):
         raise UserError(
             f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in class order"
         )
-    return [str(by_index[str(number)]) for number in range(len(labels))]
+    return [str(by_index[index]) for index in indices]

@@ -8,7 +8,6 @@ for item in InputReader(entry).read(Path("inputs.jsonl")):      # Input(row, tex
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, 
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, visible
-from foundry.common.reports import plain_json, read_json, write_json
+from foundry.common.reports import json_line, read_json, write_json
 from foundry.corpora.files import (
     COMPRESSIONS,
     ROW_SUFFIXES,
@@ -30,7 +29,7 @@ from foundry.corpora.files import (
     open_text,
     say_once,
 )
-from foundry.corpora.reading import first_line, with_spaces
+from foundry.corpora.reading import first_line_fields, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.own_entry import translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
@@ -67,18 +66,19 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
     record = read_record(folder)
     if not record:
         return PLAIN, {}
-    benchmark, names = record["benchmark"], task_names(record["benchmark"], record["dataset_name"])
-    if name not in (None, *names) or name is None and len(names) > 1:
+    names = task_names(record["benchmark"], record["dataset_name"])
+    if name is None and len(names) == 1:
+        name = names[0]
+    if name not in names:
         given = "" if name is None else f" {name}"
         raise UserError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}. Name one of them")
-    name = name or names[0]
     if name == OWN:
         entry = own_entry(task_arguments(record))
         if "inputs" not in entry:
             raise UserError(f"{folder}: its task.json names no source column: a feature that is not here trained it")
         return entry, record
     try:
-        entry = translated(name, find_entry(benchmark, name))
+        entry = translated(name, find_entry(record["benchmark"], name))
     except ValueError as error:
         raise UserError(
             f"{folder}: the task of its task.json is gone: {error}. Put it back, or delete the file"
@@ -99,7 +99,9 @@ def other_task(folder: str, entries: list[dict]) -> str | None:
     before = []
     try:
         record = read_record(folder)
-        for name in task_names(record["benchmark"], record["dataset_name"]) if record else ():
+        if not record:
+            return None
+        for name in task_names(record["benchmark"], record["dataset_name"]):
             if name == OWN:
                 entry = own_entry(task_arguments(record))
             else:
@@ -107,8 +109,10 @@ def other_task(folder: str, entries: list[dict]) -> str | None:
             before.append(_reading(plain_entry(entry)))
     except UserError as error:
         return f"what {folder} read is not known ({error})"
-    others = [reading for reading in map(_reading, entries) if before and reading not in before]
-    return f"{folder} read {before[0]}, and this run reads {others[0]}" if others else None
+    for entry in entries:
+        if _reading(entry) not in before:
+            return f"{folder} read {before[0]}, and this run reads {_reading(entry)}"
+    return None
 
 
 def _reading(entry: dict) -> str:
@@ -126,8 +130,8 @@ class Input:
 
     def answer(self, answers: list[str]) -> str:
         """The answers and what is between them as one text: ["A!", "B."] between ["", " ", "\\n"] -> "A! B.\\n"."""
-        parts = itertools.zip_longest(self.between, answers, fillvalue="")
-        return "".join(part for pair in parts for part in pair)
+        pairs = itertools.zip_longest(self.between, answers, fillvalue="")
+        return "".join(itertools.chain.from_iterable(pairs))
 
 
 class InputReader:
@@ -146,9 +150,10 @@ class InputReader:
                 f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
                 f"{', '.join(self.inputs)}. Name yours in this order"
             )
-        self.numbers = columns or self.inputs
-        self.numbers = self.numbers if all(name.isdecimal() for name in self.numbers) else []
-        self.renamed = dict(zip(self.inputs, columns, strict=True)) if columns else entry.get("file_columns", {})
+        self.columns = columns or self.inputs
+        self.renamed = entry.get("file_columns", {})
+        if columns:
+            self.renamed = dict(zip(self.inputs, columns, strict=True))
         self.entry = entry | {"file_columns": self.renamed}
         self.prepares = not (columns or is_text_corpus(entry))  # whether the entry's `preprocess` is applied to rows
 
@@ -156,9 +161,11 @@ class InputReader:
         """Yields the inputs of a file in their order. UserError with the place of an input that cannot be read."""
         if not self._are_texts(path):
             has_header, renamed = None, self.renamed
-            if data_suffix(path) == ".tsv" and self.numbers:
-                has_header = set(self.numbers) <= set(first_line(path)) if self.tsv_header is None else self.tsv_header
-                places = self.numbers if has_header else map(int, self.numbers)
+            if data_suffix(path) == ".tsv" and all(map(str.isdecimal, self.columns)):
+                has_header = self.tsv_header
+                if has_header is None:
+                    has_header = set(self.columns) <= set(first_line_fields(path))
+                places = self.columns if has_header else map(int, self.columns)
                 renamed = dict(zip(self.inputs, places, strict=True))
             for number, record in enumerate(read_records(self.entry, path, has_header), start=1):
                 for row in self._rows_within(record, f"{path}, row {number}"):
@@ -191,8 +198,9 @@ class InputReader:
         """The rows nested in the record, as the entry's `records` says, or the record itself if it has no such field:
         a file to answer may have single rows instead."""
         path = self.entry.get("records", "").split(".")
-        nested = record and all(isinstance(value, dict) for value in record.values())
-        holds_rows = path[0] in record or path[0] == "*" and nested
+        holds_rows = path[0] in record
+        if path[0] == "*":
+            holds_rows |= bool(record) and all(isinstance(value, dict) for value in record.values())
         return nested_rows(record, path, place) if holds_rows else [record]
 
     def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
@@ -201,15 +209,16 @@ class InputReader:
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         advice = "name yours with --source_column"
         why = f"which the task reads; {advice}"
-        if self.has_columns and (lacking := [name for name in renamed.values() if value_of(row, name) is MISSING]):
-            raise no_column(place, str(lacking[0]), row, why)
+        for name in renamed.values() if self.has_columns else ():
+            if value_of(row, name) is MISSING:
+                raise no_column(place, str(name), row, why)
         try:
             read = self._prepared(row, renamed, place)
         except UserError as error:
             raise UserError(f"{error}; {advice}") from None
+        as_text = self.entry.get("json_as_text", False)
         for one in as_list(read):
-            keeps = self.entry.get("json_as_text", False)
-            values = {column: checked_value(one, column, renamed, place, why, keeps) for column in self.inputs}
+            values = {column: checked_value(one, column, renamed, place, why, as_text) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)
 
     def _prepared(self, row: dict, renamed: dict, place: str) -> dict | list[dict]:
@@ -221,8 +230,9 @@ class InputReader:
         """The input of a row. values: {column: its value} for `self.inputs`; if all are blank, the input has no texts.
         Running text is cut into pieces, as in training."""
         if not is_text_corpus(self.entry):
-            blank = not any(str(value).strip() for value in values.values())
-            return Input(row, [] if blank else [source_text(self.entry, values)], [""] if blank else ["", ""])
+            if any(str(value).strip() for value in values.values()):
+                return Input(row, [source_text(self.entry, values)], ["", ""])
+            return Input(row, [], [""])
         text, texts, between, end = str(values["text"]), [], [], 0
         function, _ = preprocess_of(self.entry)
         for piece in cut_sentences(text, self.entry["max_piece_length"]):
@@ -270,16 +280,8 @@ class AnswerFile:
         except OSError as error:
             print_once(f"{path} cannot be locked ({error.strerror}): make sure that no other run writes there")
         if not overwrite:
-            earlier = read_json(settings_file)
-            names = [*settings, *earlier]  # a flag that is not given may have no name
-            other = next((name for name in names if earlier.get(name) != settings.get(name)), None)
-            if other and path.stat().st_size:
-                was = "of unknown settings"
-                if earlier:
-                    was = f"with {other} {earlier.get(other)}, not {settings.get(other)}"
-                raise UserError(
-                    f"--output_file {path}: holds answers {was}. Name another file, or give --overwrite_output_file"
-                )
+            if path.stat().st_size:
+                self._check_settings(settings, read_json(settings_file))
             content = path.read_bytes()
             kept = content[: content.rfind(b"\n") + 1]  # the run may have ended within a line
         self.done = kept.count(b"\n")
@@ -287,9 +289,21 @@ class AnswerFile:
         with path.open("ab") as file:
             file.truncate(len(kept))
 
+    def _check_settings(self, settings: dict, earlier: dict) -> None:
+        """UserError if the answers in the file were made with other settings."""
+        for name in (*settings, *earlier):  # a flag that is not given may have no name
+            if earlier.get(name) != settings.get(name):
+                was = "of unknown settings"
+                if earlier:
+                    was = f"with {name} {earlier.get(name)}, not {settings.get(name)}"
+                raise UserError(
+                    f"--output_file {self.path}: holds answers {was}. Name another file, or give "
+                    "--overwrite_output_file"
+                )
+
     def append(self, records: list[dict]) -> None:
         """Appends a line for each record; they are on the disk when it returns."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(plain_json(record), ensure_ascii=False) + "\n" for record in records)
+            file.writelines(map(json_line, records))
             file.flush()
             os.fsync(file.fileno())

@@ -17,21 +17,10 @@ from foundry.common.words import did_you_mean, listed
 from foundry.features import Column, further_fields
 from tasks.transforms import TRANSFORMS
 
+_TEXTS = ("target", "target_type", "prefix", "builtin", "records", "train_with", "positive_label")
 # {what a value must be: (fields of an entry, the test of a value)}
 _KINDS = {
-    "a text": (
-        (
-            "target",
-            "target_type",
-            "prefix",
-            "builtin",
-            "records",
-            "train_with",
-            "positive_label",
-            *further_fields("column"),
-        ),
-        lambda value: isinstance(value, str),
-    ),
+    "a text": ((*_TEXTS, *further_fields("column")), lambda value: isinstance(value, str)),
     "a list of texts": (
         ("metrics", "labels", "metric_columns", "eval_splits"),
         lambda value: isinstance(value, list | tuple) and all(isinstance(item, str) for item in value),
@@ -104,9 +93,9 @@ def call_on_row(name: str, function: Callable[[dict], Any], row: dict) -> Any:
 def functions_of(entry: dict) -> dict[str, str]:
     """{field: name of its function}, for task.json, of an entry as constants.py has it:
     {"inputs": "<lambda>", "metrics mine": "share_of_verbs"}. run.json has version and commit of the code."""
-    metrics = entry.get("metrics")
     values = {field: entry.get(field) for field in ("inputs", "tokenize", "preprocess")}
-    values |= {f"metrics {name}": function for name, function in metrics.items()} if isinstance(metrics, dict) else {}
+    if isinstance(entry.get("metrics"), dict):
+        values |= {f"metrics {name}": function for name, function in entry["metrics"].items()}
     return {field: _name(function) for field, function in values.items() if callable(function)}
 
 
@@ -114,154 +103,136 @@ def _name(function: Callable) -> str:
     return getattr(function, "__qualname__", type(function).__name__)  # a functools.partial has no name
 
 
-# What an entry contradicts: (whether it does, what is said of it), in this order.
-_WRONG: tuple[tuple[Callable[[dict], bool], Callable[[dict], str]], ...] = (
-    (
-        lambda task: not all(isinstance(text, str) for pair in task["inputs"].items() for text in pair),
-        lambda task: f"inputs {task['inputs']}: must be {{key in the text: column}}, or a function of a row",
-    ),
-    (
-        lambda task: task["target_type"] not in TARGET_TYPES,
-        lambda task: f"target_type {task['target_type']}: must be one of {', '.join(TARGET_TYPES)}",
-    ),
-    (
-        lambda task: task["target_type"] == "class" and len({*_labels(task)}) < max(2, len(_labels(task))),
-        lambda _: "target_type class needs `labels`, at least two different ones",
-    ),
-    (
-        lambda task: (
-            task.get("positive_label") is not None
-            and (len(_labels(task)) != 2 or task["positive_label"] not in _labels(task))
-        ),
-        lambda task: (
-            f"positive_label {task['positive_label']}: must be one of two labels, and they are {listed(_labels(task))}"
-        ),
-    ),
-    (
-        lambda task: "numbers" in task and not {"step", "least", "most"} <= task["numbers"].keys(),
-        lambda task: f"numbers {task['numbers']}: needs step, least and most",
-    ),
-    (
-        lambda task: not (callable(task.get("preprocess")) or task.get("preprocess") in (None, *TRANSFORMS)),
-        lambda task: (
-            f"preprocess {task['preprocess']}: not in tasks/transforms.py"
-            f"{did_you_mean(str(task['preprocess']), TRANSFORMS)}. Give a function of a row, or one of "
+def _contradiction(entry: dict) -> str | None:
+    """What is wrong with an entry whose fields have their types; None if nothing is."""
+    labels, preprocess, columns = entry.get("labels", []), entry.get("preprocess"), entry.get("columns") or {}
+    if not all(isinstance(text, str) for pair in entry["inputs"].items() for text in pair):
+        return f"inputs {entry['inputs']}: must be {{key in the text: column}}, or a function of a row"
+    if entry["target_type"] not in TARGET_TYPES:
+        return f"target_type {entry['target_type']}: must be one of {', '.join(TARGET_TYPES)}"
+    if entry["target_type"] == "class" and len({*labels}) < max(2, len(labels)):
+        return "target_type class needs `labels`, at least two different ones"
+    positive = entry.get("positive_label")
+    if positive is not None and (len(labels) != 2 or positive not in labels):
+        return f"positive_label {positive}: must be one of two labels, and they are {listed(labels)}"
+    if "numbers" in entry and not {"step", "least", "most"} <= entry["numbers"].keys():
+        return f"numbers {entry['numbers']}: needs step, least and most"
+    if not callable(preprocess) and preprocess not in (None, *TRANSFORMS):
+        near = did_you_mean(str(preprocess), TRANSFORMS)
+        return (
+            f"preprocess {preprocess}: not in tasks/transforms.py{near}. Give a function of a row, or one of "
             f"{', '.join(TRANSFORMS)}"
-        ),
-    ),
-    (
-        lambda task: bool(task.get("columns")) and "tokenize" in task,
-        lambda task: f"columns {task['columns']}: not with tokenize, which makes all tokens of a row",
-    ),
-    (
-        lambda task: not {*(task.get("columns") or {})}.isdisjoint(_BATCH),
-        lambda task: f"columns {task['columns']}: {listed(_BATCH)} are names of a batch. Rename with file_columns",
-    ),
-)
+        )
+    if columns and "tokenize" in entry:
+        return f"columns {columns}: not with tokenize, which makes all tokens of a row"
+    if not columns.keys().isdisjoint(_BATCH):
+        return f"columns {columns}: {listed(_BATCH)} are names of a batch. Rename with file_columns"
+    return None
+
+
 _BATCH = ("input_ids", "attention_mask", "labels", "decoder_input_ids")
 
 
-def _labels(task: dict) -> list[str]:
-    return task.get("labels", [])
-
-
-def check_entry(name: str, task: dict) -> None:
+def check_entry(name: str, entry: dict) -> None:
     """UserError, which names the field, if an entry of DATASET_VALS is incomplete or contradicts itself."""
     where = f"DATASET_VALS task {name}:"
-    for key in task:
+    for key in entry:
         if key not in FIELDS:
             hint = did_you_mean(key, FIELDS)
             raise UserError(f"{where} {key} is no field of an entry{hint}. The fields are {listed(FIELDS)}")
     for key in _REQUIRED:
-        if not task.get(key):
+        if not entry.get(key):
             raise UserError(f"{where} the entry has no {key}. The head of constants.py says what it is")
     for kind, (fields, is_one) in _KINDS.items():
         for key in fields:
-            if task.get(key) is not None and not is_one(task[key]):
-                raise UserError(f"{where} {key} {task[key]!r}: must be {kind}")
-    for is_wrong, said in _WRONG:
-        if is_wrong(task):
-            raise UserError(f"{where} {said(task)}")
+            if entry.get(key) is not None and not is_one(entry[key]):
+                raise UserError(f"{where} {key} {entry[key]!r}: must be {kind}")
+    if wrong := _contradiction(entry):
+        raise UserError(f"{where} {wrong}")
     try:
-        further_columns(task)
+        further_columns(entry)
     except UserError as error:
         raise UserError(f"{where} {error}") from None
 
 
-def preprocess_of(task: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
+def preprocess_of(entry: dict) -> tuple[Callable[[dict], dict | list[dict]], str]:
     """(the entry's `preprocess` as a function, its name). Without one the function returns the row unchanged."""
-    function = task.get("preprocess")
+    function = entry.get("preprocess")
     if callable(function):
         return function, _name(function)
     return TRANSFORMS.get(function, lambda row: row), str(function)
 
 
-def eval_splits(task: dict) -> list[str]:
+def eval_splits(entry: dict) -> list[str]:
     """Names of the splits that are evaluated; the first one chooses the best checkpoint."""
-    return task.get("eval_splits", ["validation"])
+    return entry.get("eval_splits", ["validation"])
 
 
-def test_splits(task: dict) -> list[str]:
+def test_splits(entry: dict) -> list[str]:
     """Names of the splits that a submission predicts, whose labels may be secret: "test", or MNLI's test_matched and
     test_mismatched."""
-    named = [split.replace("validation", "test") for split in eval_splits(task) if split.startswith("validation")]
+    named = [split.replace("validation", "test") for split in eval_splits(entry) if split.startswith("validation")]
     return named or ["test"]
 
 
-def metric_names(task: dict) -> dict[str, str]:
+def evaluated_names(entry: dict) -> dict[str, str]:
     """{name of a result of an evaluation, without "eval_": its metric}. With several splits a name begins with its
     split: {"validation_matched_accuracy": "accuracy", ...}. The first one chooses the best checkpoint."""
-    metrics = [*task["metrics"], "loss", "token_accuracy"]
-    if task["target_type"] != "text":
+    metrics = [*entry["metrics"], "loss", "token_accuracy"]
+    if entry["target_type"] != "text":
         metrics.append("invalid_outputs")
-    metrics += (metric for feature in task_features() for metric in feature.measures.names(task))
-    splits = eval_splits(task)
-    return {metric if len(splits) == 1 else f"{split}_{metric}": metric for split in splits for metric in metrics}
+    for feature in task_features():
+        metrics += feature.measures.names(entry)
+    splits = eval_splits(entry)
+    if len(splits) == 1:
+        return {metric: metric for metric in metrics}
+    return {f"{split}_{metric}": metric for split in splits for metric in metrics}
 
 
-def main_metric(task: dict) -> str:
+def main_metric(entry: dict) -> str:
     """The metric that chooses the best checkpoint: "matthews_correlation", or "validation_matched_accuracy"."""
-    return next(iter(metric_names(task)))
+    return next(iter(evaluated_names(entry)))
 
 
-def positive_label(task: dict) -> str | None:
+def positive_label(entry: dict) -> str | None:
     """The class of which F1, precision and recall are reported: `positive_label`, else the second of two labels; None
     unless there are two."""
-    labels = task.get("labels") or []
-    return task.get("positive_label", labels[1]) if len(labels) == 2 else None
+    labels = entry.get("labels") or []
+    if len(labels) != 2:
+        return None
+    return entry.get("positive_label", labels[1])
 
 
-def may_hide_answers(task: dict, split: str) -> bool:
+def may_hide_answers(entry: dict, split: str) -> bool:
     """Whether the answers of a split may be secret, so that the split is predicted and not evaluated."""
-    return split in test_splits(task) and split not in eval_splits(task)
+    return split in test_splits(entry) and split not in eval_splits(entry)
 
 
-def columns_of(task: dict) -> list[str]:
+def columns_of(entry: dict) -> list[str]:
     """The columns that a task reads from its rows."""
-    further = [column.column for column in further_columns(task).values() if not column.made]
-    return list(dict.fromkeys([*task["inputs"].values(), task["target"], *task.get("metric_columns", []), *further]))
+    further = [column.column for column in further_columns(entry).values() if not column.made]
+    return list(dict.fromkeys([*entry["inputs"].values(), entry["target"], *entry.get("metric_columns", []), *further]))
 
 
-def further_columns(task: dict) -> dict[str, Column]:
+def further_columns(entry: dict) -> dict[str, Column]:
     """{name beside a row's tokens: column} of the columns beside the entry's inputs and target: those of `columns`, and
     those that features read. UserError if the entry contradicts itself."""
-    found = {
-        name: Column(kind, name, plural=f"{name} answers", shown=name)
-        for name, kind in (task.get("columns") or {}).items()
-    }
+    found = {}
+    for name, kind in (entry.get("columns") or {}).items():
+        found[name] = Column(kind, name, plural=f"{name} answers", shown=name)
     for feature in task_features():
-        found |= feature.columns(task)
+        found |= feature.columns(entry)
     return found
 
 
-def answers_of(task: dict) -> dict[str, Column]:
+def further_answers(entry: dict) -> dict[str, Column]:
     """Those of `further_columns` that are answers."""
-    return {name: column for name, column in further_columns(task).items() if column.has_tokens}
+    return {name: column for name, column in further_columns(entry).items() if column.has_tokens}
 
 
-def answer_columns(task: dict) -> list[str]:
+def answer_columns(entry: dict) -> list[str]:
     """The columns of the rows' own answers: the target, and further ones."""
-    return [task["target"], *(column.column for column in answers_of(task).values() if not column.made)]
+    return [entry["target"], *(column.column for column in further_answers(entry).values() if not column.made)]
 
 
 _TRUTHS = {"true": 1, "1": 1, "1.0": 1, "false": 0, "0": 0, "0.0": 0}
@@ -275,34 +246,37 @@ def column_value(column: Column, row: dict) -> str | list[str] | float | int:
     text = str(as_list(row[column.column])[0])
     if column.kind == "answer":
         return text.rstrip()
-    value = number_of(text) if column.kind == "number" else _TRUTHS.get(text := text.strip().lower())
+    if column.kind == "number":
+        value, wanted = finite_number(text), "a number"
+    else:
+        text = text.strip().lower()
+        value, wanted = _TRUTHS.get(text), "true or false, 1 or 0"
     if value is None:
-        wanted = "a number" if column.kind == "number" else "true or false, 1 or 0"
         raise UserError(f"the column {column.column} has {text!r}: must be {wanted}")
     return value
 
 
 # ---------------------------------------------------------------- a row -> texts
-def source_text(task: dict, row: dict) -> str:
+def source_text(entry: dict, row: dict) -> str:
     """The text that T5 reads: {"sentence1": "A.", "sentence2": "B."} -> "rte sentence1: A. sentence2: B.".
 
     The items of a list are joined by spaces.
     """
-    return source_prefix(task) + unprefixed_text(task, row)
+    return source_prefix(entry) + unprefixed_text(entry, row)
 
 
-def source_prefix(task: dict) -> str:
+def source_prefix(entry: dict) -> str:
     """What all sources of a task begin with."""
-    prefix = task.get("prefix") or ""
+    prefix = entry.get("prefix") or ""
     if prefix and prefix == prefix.rstrip():  # a prefix that ends in white space is written unchanged: "TL;DR <text>"
-        prefix += ": " if "" in task["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
+        prefix += ": " if "" in entry["inputs"] else " "  # "summarize: <text>", "rte sentence1: ..."
     return prefix
 
 
-def unprefixed_text(task: dict, row: dict) -> str:
+def unprefixed_text(entry: dict, row: dict) -> str:
     """The source without the task's prefix: "sentence1: A. sentence2: B."."""
     parts = []
-    for key, column in task["inputs"].items():
+    for key, column in entry["inputs"].items():
         text = joined_text(row[column])
         parts.append(f"{key}: {text}" if key else text)
     return " ".join(parts)
@@ -313,23 +287,25 @@ def joined_text(value: object) -> str:
     return " ".join(str(item).strip() for item in as_list(value))
 
 
-def target_text(name: str, task: dict, row: dict) -> str:
+def target_text(name: str, entry: dict, row: dict) -> str:
     """The text that T5 should write: a label, a number rounded to the step of `numbers`, or the first reference.
     UserError if the value is no number or label of the task."""
-    value = row[task["target"]]
-    if task["target_type"] == "text":
-        return reference_texts(name, task, row)[0]
-    if task["target_type"] == "number":
-        if (number := number_of(str(value))) is None:
+    value = row[entry["target"]]
+    if entry["target_type"] == "text":
+        return reference_texts(name, entry, row)[0]
+    if entry["target_type"] == "number":
+        number = finite_number(str(value))
+        if number is None:
             raise UserError(
-                f"task {name}: {task['target']} is {value!r}, which is not a number. Correct the row, or leave it out "
+                f"task {name}: {entry['target']} is {value!r}, which is not a number. Correct the row, or leave it out "
                 "with --skip_rows_where or the entry's skip_where"
             )
-        return number_text(number, task.get("numbers", {}).get("step"))
-    labels, text = task["labels"], value_text(value).strip()
+        return number_text(number, entry.get("numbers", {}).get("step"))
+    labels, text = entry["labels"], value_text(value).strip()
     if text in labels:
         return text
-    number, has_numbers = number_of(text), any(number_of(label) is not None for label in labels)
+    number = finite_number(text)
+    has_numbers = any(finite_number(label) is not None for label in labels)
     if not has_numbers and number in range(len(labels)):
         return labels[int(number)]
     for label in labels:
@@ -337,7 +313,7 @@ def target_text(name: str, task: dict, row: dict) -> str:
             return label
     nor = "" if has_numbers else f" nor an index below {len(labels)}"
     raise UserError(
-        f"task {name}: {task['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}. Correct "
+        f"task {name}: {entry['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}. Correct "
         "the row, or leave it out with --skip_rows_where or the entry's skip_where"
     )
 
@@ -363,29 +339,35 @@ def means(text: str, value: object) -> bool:
 def _short_number(text: str) -> float | str:
     """The number of a text that is its shortest form, else the text: "1" and "1.0" -> 1.0, as files of other types
     write the same number; "3.10" -> "3.10", "01" -> "01"."""
-    number = number_of(text)
-    return text if number is None or text not in (str(number), f"{number:.0f}") else number
+    number = finite_number(text)
+    if number is None or text not in (str(number), f"{number:.0f}"):
+        return text
+    return number
 
 
 def found_labels(values: Iterable[object]) -> list[str]:
     """The classes of these values, sorted, numbers by size: ["3.10", "3.1", "3.1"] -> ["3.1", "3.10"]. Numbers of
     files that have types are one class with each other and with the texts of their shortest forms: [1, 1.0, "1"] ->
     ["1"]."""
-    values = list(values)
-    texts = {value_text(value).strip() for value in values if isinstance(value, str | bool)}
-    numbers = {value for value in values if not isinstance(value, str | bool)} - set(map(_short_number, texts))
-    texts |= set(map(value_text, numbers))
-    if any(number_of(text) is None for text in texts):
+    texts, numbers = set(), set()
+    for value in values:
+        if isinstance(value, str | bool):
+            texts.add(value_text(value).strip())
+        else:
+            numbers.add(value)
+    texts |= set(map(value_text, numbers - set(map(_short_number, texts))))
+    if any(finite_number(text) is None for text in texts):
         return sorted(texts)
-    return sorted(texts, key=lambda text: (number_of(text), text))
+    return sorted(texts, key=lambda text: (finite_number(text), text))
 
 
-def number_of(text: str) -> float | None:
+def finite_number(text: str) -> float | None:
     """The finite number that a text spells, or None: " 3.80" -> 3.8; "3.8 4", "", "nan" -> None."""
     try:
-        return float(text) if math.isfinite(float(text)) else None
+        number = float(text)
     except ValueError:
         return None
+    return number if math.isfinite(number) else None
 
 
 def number_text(value: float, step: float | None) -> str:
@@ -404,7 +386,9 @@ def number_text(value: float, step: float | None) -> str:
 def as_written(value: float) -> float:
     """The number as it was written before it was stored as float32, as many columns of the Hub are:
     2.9000000953674316 -> 2.9. Other numbers unchanged."""
-    return float(str(np.float32(value))) if len(repr(value)) > 12 and float(np.float32(value)) == value else value
+    if len(repr(value)) > 12 and float(np.float32(value)) == value:
+        return float(str(np.float32(value)))
+    return value
 
 
 def _decimals(value: float) -> int:
@@ -421,65 +405,74 @@ def found_numbers(values: Iterable[float]) -> dict[str, float]:
     """
     values = [as_written(float(value)) for value in values]
     least, most = min(values), max(values)
-    enough = max(4, math.ceil(3 - math.log10(most - least))) if most > least else 4
+    enough = 4
+    if most > least:
+        enough = max(4, math.ceil(3 - math.log10(most - least)))
     decimals = min(max(map(_decimals, values)), enough)
     return {"step": float(Decimal(1).scaleb(-decimals)), "least": least, "most": most}
 
 
-def reference_texts(name: str, task: dict, row: dict) -> list[str]:
+def reference_texts(name: str, entry: dict, row: dict) -> list[str]:
     """All texts that count as right answers to a row, without white space at their ends: {"answers.text": ["a", " b "]}
     -> ["a", " b"]. A number is not rounded: "3.750" -> ["3.75"]."""
-    value = row[task["target"]]
-    if task["target_type"] == "number":
+    value = row[entry["target"]]
+    if entry["target_type"] == "number":
         return [str(float(value))]
-    if task["target_type"] == "class":
-        return [target_text(name, task, row)]
+    if entry["target_type"] == "class":
+        return [target_text(name, entry, row)]
     return [str(text).rstrip() for text in as_list(value)]
 
 
-def empty_texts(name: str, task: dict, rows: Iterable[dict]) -> dict[str, int]:
+def empty_texts(name: str, entry: dict, rows: Iterable[dict]) -> dict[str, int]:
     """{"sources": number of rows whose input columns are all empty, "targets": number of rows whose target is empty},
     and of further answers, without zeros."""
     counts: Counter[str] = Counter()
+    answers = further_answers(entry).values()
     for row in rows:
-        items = (item for column in task["inputs"].values() for item in as_list(row[column]))
-        counts["sources"] += not any(str(item).strip() for item in items)
-        counts["targets"] += task["target"] in row and not target_text(name, task, row)
-        for column in answers_of(task).values():
-            texts = as_list(row.get(column.column, ["missing"]))
-            counts[column.plural] += not any(str(text).strip() for text in texts)
-    return {what: count for what, count in counts.items() if count}
+        counts["sources"] += not any(joined_text(row[column]).strip() for column in entry["inputs"].values())
+        counts["targets"] += entry["target"] in row and not target_text(name, entry, row)
+        for column in answers:
+            if column.column in row:
+                counts[column.plural] += not joined_text(row[column.column]).strip()
+    return dict(+counts)
 
 
-def look_alikes(task: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]]) -> str | None:
+def look_alikes(entry: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]]) -> str | None:
     """For the plan, of {split: rows} and {split: their `unprefixed_text`}: "20 train targets composed (NFC), 20
     validation targets in parts (NFD), 3 train sources with no-break spaces": texts that look like others and differ.
     None where all are written in one way."""
-    found: dict[str, Counter] = {}
-    prefix = source_prefix(task)
+    found: dict[str, Counter] = {"sources": Counter(), "targets": Counter()}
+    prefix = source_prefix(entry)
     for split, of_split in rows.items():
         for row, source in zip(of_split, sources[split], strict=True):
-            targets = map(value_text, as_list(row.get(task["target"], [])))
-            for side, texts in (("sources", [prefix + source]), ("targets", targets)):
-                for form in {form for text in texts if not text.isascii() for form in _forms(text)}:
-                    found.setdefault(side, Counter())[form, split] += 1
+            targets = map(value_text, as_list(row.get(entry["target"], [])))
+            found["sources"].update((form, split) for form in _forms([prefix + source]))
+            found["targets"].update((form, split) for form in _forms(targets))
     said = []
     for side, counts in found.items():
         mixed = {form for form, _ in counts} >= {COMPOSED, IN_PARTS}
-        told = ((form, split, count) for (form, split), count in counts.items() if mixed or form == BOUND)
-        said += [f"{count:,} {split} {side} {form}" for form, split, count in told]
+        for (form, split), count in counts.items():
+            if mixed or form == BOUND:
+                said.append(f"{count:,} {split} {side} {form}")
     return ", ".join(said) or None
 
 
 COMPOSED, IN_PARTS, BOUND = "composed (NFC)", "in parts (NFD)", "with no-break spaces"
 
 
-def _forms(text: str) -> list[str]:
-    """How a text is written where others that look like it are not."""
-    forms = [BOUND] if {"\u00a0", "\u2007", "\u202f"} & set(text) else []
-    if not unicodedata.is_normalized("NFC", text):
-        return [*forms, IN_PARTS]
-    return forms if unicodedata.is_normalized("NFD", text) else [*forms, COMPOSED]
+def _forms(texts: Iterable[str]) -> list[str]:
+    """How texts are written where others that look like them are not, without repeats."""
+    forms = set()
+    for text in texts:
+        if text.isascii():
+            continue
+        if {"\u00a0", "\u2007", "\u202f"} & set(text):
+            forms.add(BOUND)
+        if not unicodedata.is_normalized("NFC", text):
+            forms.add(IN_PARTS)
+        elif not unicodedata.is_normalized("NFD", text):
+            forms.add(COMPOSED)
+    return sorted(forms)
 
 
 def as_list(value: object) -> list:
@@ -488,11 +481,12 @@ def as_list(value: object) -> list:
 
 
 # ---------------------------------------------------------------- a text -> its value
-def value_of_text(task: dict, text: str) -> float | int | None:
+def value_of_text(entry: dict, text: str) -> float | int | None:
     """The class index or the number that a text stands for, by the task's `target_type`; None if it is neither.
 
     labels ["no", "yes"]: " yes" -> 1; "Yes", "yes yes" -> None. Numbers: " 3.8" -> 3.8; "3.8 4", "", "nan" -> None
     """
-    if task["target_type"] == "class":
-        return task["labels"].index(text.strip()) if text.strip() in task["labels"] else None
-    return number_of(text)
+    if entry["target_type"] == "class":
+        label = text.strip()
+        return entry["labels"].index(label) if label in entry["labels"] else None
+    return finite_number(text)

@@ -48,52 +48,55 @@ class RowCounts:
 
 
 def counted_rows(
-    name: str, task: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]], trained: TrainedRows
+    name: str, entry: dict, rows: dict[str, list[dict]], sources: dict[str, list[str]], trained: TrainedRows
 ) -> dict[str, RowCounts]:
     """{split: its counts}. rows: {split: its rows}. sources: {split: their `unprefixed_text`}. A row is known if its
     source is also that of a training row, or, in tasks of texts, if a training row has its source as target and its
     target as source. trained: the training rows."""
-    pairs = {
-        split: [_hashes(name, task, *both) for both in zip(of_split, sources[split], strict=True)]
-        for split, of_split in rows.items()
-    }
-    counts = {split: _repeats(name, task, rows[split], sources[split], of_split) for split, of_split in pairs.items()}
-    here = {source for source, *_ in pairs.get("train", ())}
-    numbers = _some(range(len(here and rows["train"])), NEAR_TRAINING)
+    counts = {split: _repeats(name, entry, rows[split], sources[split]) for split in rows}
+    here = set(sources.get("train", ()))
+    compared = _some(sources.get("train", ()), NEAR_TRAINING)
     for split, one in counts.items():
-        if split != "train":
-            one.known, one.swapped, one.is_estimate = trained.count(task, rows[split], sources[split])
-        if split != "train" and here:
-            new = [number for number, (source, *_) in enumerate(pairs[split]) if source not in here]
-            held_out = [sources[split][number] for number in _some(new, NEAR_ROWS)]
-            one.near, one.compared = near(held_out, (sources["train"][number] for number in numbers))
+        if split == "train":
+            continue
+        one.known, one.swapped, one.is_estimate = trained.count(entry, rows[split], sources[split])
+        if here:
+            held_out = _some([source for source in sources[split] if source not in here], NEAR_ROWS)
+            one.near, one.compared = near(held_out, compared)
             one.tried = len(held_out)
     return counts
 
 
-def _hashes(name: str, task: dict, row: dict, source: str) -> tuple[int, ...]:
+def _hashes(name: str, entry: dict, row: dict, source: str) -> tuple[int, ...]:
     """Of a row's source and of its targets; of a class or a number as the row writes it."""
-    if task["target"] not in row:
+    if entry["target"] not in row:
         return (hash(source),)
-    targets = reference_texts(name, task, row) if task["target_type"] == "text" else [str(row[task["target"]])]
+    targets = [str(row[entry["target"]])]
+    if entry["target_type"] == "text":
+        targets = reference_texts(name, entry, row)
     return hash(source), *map(hash, targets)
 
 
-def _repeats(name: str, task: dict, rows: list[dict], sources: list[str], pairs: list[tuple[int, ...]]) -> RowCounts:
-    """What repeats within a split. pairs: the `_hashes` of its rows."""
+def _repeats(name: str, entry: dict, rows: list[dict], sources: list[str]) -> RowCounts:
+    """What repeats within a split."""
+    pairs = [_hashes(name, entry, row, source) for row, source in zip(rows, sources, strict=True)]
 
     def target_of(number: int) -> str:
-        return reference_texts(name, task, rows[number])[0] if len(pairs[number]) > 1 else ""
+        return reference_texts(name, entry, rows[number])[0] if len(pairs[number]) > 1 else ""
 
     different = Counter(pairs)
     of_source = Counter(source for source, *_ in different)  # how many different targets each source stands with
-    counts = RowCounts(len(rows), several=sum(n for pair, n in different.items() if of_source[pair[0]] > 1))
+    counts = RowCounts(len(rows))
+    for pair, times in different.items():
+        if of_source[pair[0]] > 1:
+            counts.several += times
     for pair, times in different.most_common(1):
         number = pairs.index(pair)
         counts.row = [sources[number], target_of(number), times]
-    targets = [pair[1] if len(pair) > 1 else None for pair in pairs]
+    targets = [pair[1:2] for pair in pairs]
     for target, times in Counter(targets).most_common(1):
-        counts.target = [target_of(targets.index(target)), times] if target is not None else []
+        if target:
+            counts.target = [target_of(targets.index(target)), times]
     return counts
 
 
@@ -109,16 +112,20 @@ def near(held_out: list[str], trained: Iterable[str]) -> tuple[int, int]:
     words = [text.split() for text in held_out]
     index: dict[tuple, list[int]] = {}
     for number, of_text in enumerate(words):
-        third = len(of_text) // 3
         if len(of_text) >= LEAST_WORDS:
-            for key in _thirds(of_text, third):
+            for key in _thirds(of_text, len(of_text) // 3):
                 index.setdefault(key, []).append(number)
-    lengths, tries, found = {third for _, third, _ in index}, [0] * len(words), set()
+    if not index:
+        return 0, 0
+    lengths = {third for _, third, _ in index}
+    tries, found = [0] * len(words), set()
     looked_at = characters = 0
-    for text in trained if index else ():
+    for text in trained:
         if characters > NEAR_CHARACTERS:
             break
-        looked_at, characters, others = looked_at + 1, characters + len(text), text.split()
+        looked_at += 1
+        characters += len(text)
+        others = text.split()
         size = len(others)
         for third in lengths.intersection(range((size - NEAR_WORDS) // 3, (size + NEAR_WORDS) // 3 + 1)):
             for key in _thirds(others, third):
@@ -140,7 +147,9 @@ def differ_by(one: list[str], other: list[str], most: int) -> bool:
     """Whether at most so many words must be replaced, added or left out to make one text of the other."""
     if abs(len(one) - len(other)) > most:
         return False
-    place = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    place = 0
+    while place < min(len(one), len(other)) and one[place] == other[place]:
+        place += 1
     one, other = one[place:], other[place:]
     if not (one and other):
         return len(one) + len(other) <= most
@@ -152,10 +161,15 @@ def differ_by(one: list[str], other: list[str], most: int) -> bool:
 def described_known(split: str, counts: RowCounts, known_in: str) -> str | None:
     """ "3 of 8 dev sources are trained on, 1 of them with source and target swapped"; None if none is. known_in:
     "trained on"."""
-    if not (count := counts.known + counts.swapped):
+    count = counts.known + counts.swapped
+    if not count:
         return None
-    text = f"{'about ' * counts.is_estimate}{count:,} of {counts.rows:,} {split} sources are {known_in}"
-    return text + (f", {counts.swapped:,} of them with source and target swapped" if counts.swapped else "")
+    text = f"{count:,} of {counts.rows:,} {split} sources are {known_in}"
+    if counts.is_estimate:
+        text = f"about {text}"
+    if counts.swapped:
+        text += f", {counts.swapped:,} of them with source and target swapped"
+    return text
 
 
 def described_near(split: str, counts: RowCounts) -> str | None:
@@ -168,12 +182,14 @@ def described_near(split: str, counts: RowCounts) -> str | None:
     )
 
 
-def described_repeats(counts: RowCounts, target_type: str) -> str | None:
+def described_repeated_rows(counts: RowCounts, target_type: str) -> str | None:
     """What repeats more than in ordinary tasks: "'id' -> 'label' stands 19 times; ..."; None if nothing does."""
     parts, rows = [], max(counts.rows, 1)
     if counts.row and counts.row[2] >= max(FEW_ROWS, COMMON_ROWS * rows):
         source, target, times = counts.row
-        shown = f"{_quoted(source)} -> {_quoted(target)}" if counts.target else _quoted(source)
+        shown = _quoted(source)
+        if counts.target:
+            shown += f" -> {_quoted(target)}"
         parts.append(f"{shown} stands {times:,} times")
     if counts.target and counts.target[1] >= max(FEW_ROWS, COMMON_TARGET[target_type] * rows):
         target, times = counts.target
@@ -184,4 +200,6 @@ def described_repeats(counts: RowCounts, target_type: str) -> str | None:
 
 
 def _quoted(text: str) -> str:
-    return f'"{visible(text[:QUOTED])}{" ..." * (len(text) > QUOTED)}"'
+    if len(text) <= QUOTED:
+        return f'"{visible(text)}"'
+    return f'"{visible(text[:QUOTED])} ..."'

@@ -15,7 +15,7 @@ class RowSource(Feature):
     def task(
         self, name: str, entry: dict, args: "TaskArguments", is_one_of_several: bool, recorded: dict | None = None
     ) -> "Task":
-        """As the function `task_of`."""
+        """As the function `task_of_entry`."""
         raise NotImplementedError
 
     def tasks(self, args: "TaskArguments") -> "Tasks":
@@ -23,7 +23,7 @@ class RowSource(Feature):
         raise NotImplementedError
 
 
-def task_of(
+def task_of_entry(
     features: Features,
     name: str,
     entry: dict,

@@ -8,10 +8,11 @@ Every checkpoint and export has it; uploads leave it out, since its absolute pat
 import typing
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from constants import DATASET_VALS, TASK_RECORD
 from features import of_fine_tuning, task_features
-from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN
+from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN, READING
 from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
@@ -29,9 +30,7 @@ _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
 _OF_FEATURES = recorded_types(of_fine_tuning())  # {flag: its type}
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", *_OF_FEATURES)
-_OWN_PAIRS = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels")
-_OWN_PAIRS += ("positive_label", "metrics", "record_shape", "records", "skip_rows_where", "json_as_text")
-_OWN_PAIRS += FLAGS_OF_FEATURES
+_OWN_PAIRS = (*READING, *FLAGS_OF_FEATURES)
 # {flag of the run: its type}; TaskArguments has the types of a task's flags.
 _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": bool}
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
@@ -40,9 +39,8 @@ _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples"
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
 FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
 TRAINED = "trained_rows"  # {task: hashes of its training rows}, as `TrainedRows.recorded` writes them
-STREAMED = (
-    "held_out_of_stream"  # {task: "text", the fingerprint of its stream, and "documents", how many were held out}
-)
+# {task: "text", the fingerprint of its stream, and "documents", how many were held out}
+STREAMED = "held_out_of_stream"
 
 
 def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
@@ -51,17 +49,26 @@ def task_record(*groups: object, generates: bool, holds_out: bool) -> dict:
     groups: the parsed dataclasses. generates: whether any task is evaluated by generated texts. holds_out: whether
     validation rows are taken from the training rows if --validation_file names none.
     """
-    flags = {name: value for group in groups for name, value in vars(group).items()}
-    left_out = () if holds_out and not flags["validation_file"] else (*_TRAINING, *_OF_FEATURES)
-    left_out += () if generates else tuple(_GENERATION)
-    record = {name: flags[name] for name in _FLAGS if flags.get(name) is not None and name not in left_out}
-    if "hub_dataset" in record and Path(record["hub_dataset"]).exists():
-        record["hub_dataset"] = _absolute(record["hub_dataset"])
-    return record | {name: _absolute(record[name]) for name in _PATHS if name in record}
+    flags: dict[str, Any] = {}
+    for group in groups:
+        flags |= vars(group)
+    left_out: set[str] = set()
+    if flags["validation_file"] or not holds_out:
+        left_out |= {*_TRAINING, *_OF_FEATURES}
+    if not generates:
+        left_out |= _GENERATION.keys()
+    record = {}
+    for name in _FLAGS:
+        if flags.get(name) is not None and name not in left_out:
+            is_path = name in _PATHS or name == "hub_dataset" and Path(flags[name]).exists()
+            record[name] = _absolute(flags[name]) if is_path else flags[name]
+    return record
 
 
 def _absolute(paths: str | list[str]) -> str | list[str]:
-    return str(Path(paths).absolute()) if isinstance(paths, str) else [_absolute(path) for path in paths]
+    if isinstance(paths, str):
+        return str(Path(paths).absolute())
+    return [str(Path(path).absolute()) for path in paths]
 
 
 def read_record(folder: str) -> dict:
@@ -142,41 +149,49 @@ def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     taken from the record; nor is --max_eval_samples with --split or --do_predict. UserError if the recorded files, or
     the entry of a task with functions of its own, are gone, and for a recorded metric that is code from elsewhere.
     """
-    record = read_record(folder)
+    record, path = read_record(folder), Path(folder) / TASK_RECORD
     recorded = set(comma_words(record.get("dataset_name", "")))
-    for word in recorded & record.get(FUNCTIONS, {}).keys() if "dataset_name" not in given else ():
-        if word not in DATASET_VALS.get(record["benchmark"], {}):
-            raise UserError(
-                f"{Path(folder) / TASK_RECORD}: DATASET_VALS (constants.py) has no task {record['benchmark']}/{word}, "
-                f"whose functions were {', '.join(record[FUNCTIONS][word].values())}. Put its entry there, or call "
-                "evaluate_t5.main where it is defined"
-            )
-    names = set(comma_words(values["dataset_name"])) if "dataset_name" in given else set()
+    names: set[str] = set()
+    if "dataset_name" in given:
+        names = set(comma_words(values["dataset_name"]))
+    else:
+        for word in recorded & record.get(FUNCTIONS, {}).keys():
+            if word not in DATASET_VALS.get(record["benchmark"], {}):
+                raise UserError(
+                    f"{path}: DATASET_VALS (constants.py) has no task {record['benchmark']}/{word}, whose functions "
+                    f"were {', '.join(record[FUNCTIONS][word].values())}. Put its entry there, or call "
+                    "evaluate_t5.main where it is defined"
+                )
     other_benchmark = "benchmark" in given and values["benchmark"] != record.get("benchmark")
     if other_benchmark or not (recorded == {"all"} or names <= recorded):
         return {}
     left_out = _left_out(record, values, given, names)
     flags = {name: record[name] for name in _FLAGS if name in record and name not in left_out}
-    if strange := [name for name in flags.get("metrics") or () if name not in METRICS]:
-        raise UserError(
-            f"{Path(folder) / TASK_RECORD}: the metric {strange[0]} is none of ours, and `evaluate` would run code to "
-            f"compute it. If you trust that code, give --metrics {' '.join(flags['metrics'])}; else name others there"
-        )
-    for flag, place in [(name, path) for name in _PATHS for path in as_list(flags.get(name) or [])]:
-        if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
+    for name in flags.get("metrics") or ():
+        if name not in METRICS:
             raise UserError(
-                f"{Path(folder) / TASK_RECORD}: the rows were read from --{flag} {place}, which is gone. "
-                f"Say with --{flag} where they are"
+                f"{path}: the metric {name} is none of ours, and `evaluate` would run code to compute it. If you trust "
+                f"that code, give --metrics {' '.join(flags['metrics'])}; else name others there"
             )
+    for flag in _PATHS:
+        for place in as_list(flags.get(flag) or []):
+            if not Path(place).exists() and not compressed(Path(place)) and not set("*?[") & set(place):
+                raise UserError(
+                    f"{path}: the rows were read from --{flag} {place}, which is gone. Say with --{flag} where they are"
+                )
     return flags
 
 
 def _left_out(record: dict, values: dict, given: Collection[str], names: set[str]) -> set[str]:
     """The flags that are not taken from the record. names: of the tasks that are asked for; none: all of it."""
-    left_out = {*given, *(_PLACES if set(_PLACES) & set(given) else ())}
+    left_out = set(given)
+    if left_out & set(_PLACES):
+        left_out |= set(_PLACES)
     if names and OWN not in names:
-        left_out |= {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
-        left_out -= set() if record.get("source_prefix") else {"source_prefix"} - {*given}
+        of_pairs = {*_OWN_PAIRS, *_PLACES[1:]}  # describe own pairs, which are not asked for
+        if not record.get("source_prefix"):
+            of_pairs.remove("source_prefix")
+        left_out |= of_pairs
     if names == {OWN}:
         left_out.add("data_dir")  # of other tasks, which are not asked for
     if values["split"] or values["do_predict"]:
@@ -190,7 +205,9 @@ def _replaced(record: dict, values: dict, given: Collection[str]) -> set[str]:
     replaced = set().union(*(feature.replaced(record, values, given) for feature in task_features()))
     if "record_shape" in given:
         return replaced | {"source_column", "target_column", "tsv_header", "record_shape"}
-    return replaced | {"record_shape"} if "source_column" in given and "record_shape" in record else replaced
+    if "source_column" in given:
+        replaced.add("record_shape")
+    return replaced
 
 
 def recorded_lengths(folder: str, benchmark: str, name: str, given: Collection[str]) -> dict:

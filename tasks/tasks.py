@@ -10,11 +10,13 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -52,7 +54,7 @@ from foundry.training.batching import padding_collator
 from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, signatures, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates
-from tasks.own_entry import as_source, completed, name_of, translated
+from tasks.own_entry import as_source, completed, name_of_pairs, translated
 from tasks.rows import is_text_corpus, load_rows
 from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
 from tasks.trained_rows import TrainedRows
@@ -99,17 +101,21 @@ class Task:
     def read(self, splits: list[str]) -> dict[str, list[dict]]:
         """{split: all its rows}. UserError if the training rows and others are read, and no row meets a condition of
         --skip_rows_where."""
-        rows, skipped = {}, Counter()
+        rows: dict[str, list[dict]] = {}
+        skipped: Counter = Counter()
         for split in splits:
-            left_out = Counter()
+            left_out: Counter = Counter()
             rows[split] = self.rows_of(split, left_out)
-            for (column, value), count in left_out.items() if self.name == OWN else ():
-                say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
             skipped.update(left_out)
-        unmet = next((condition for condition, count in skipped.items() if not count), None)
-        if unmet and self.name == OWN and "train" in splits and len(splits) > 1:
-            column, value = unmet
-            raise UserError(f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has")
+            if self.name == OWN:
+                for (column, value), count in left_out.items():
+                    say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+        if self.name == OWN and "train" in splits and len(splits) > 1:
+            for (column, value), count in skipped.items():
+                if not count:
+                    raise UserError(
+                        f"--skip_rows_where {column}={value}: no row has this value. Give one that the column has"
+                    )
         return rows
 
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
@@ -139,9 +145,10 @@ class Task:
     def label(self, split: str) -> str:
         """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
         "mnli_validation_matched"."""
-        task = [self.name] if self.is_one_of_several else []
-        part = [split] if [split] != registry.eval_splits(self.entry) else []
-        return "_".join(task + part)
+        parts = [self.name] if self.is_one_of_several else []
+        if [split] != registry.eval_splits(self.entry):
+            parts.append(split)
+        return "_".join(parts)
 
 
 class LoadedTask(Task):
@@ -161,16 +168,17 @@ class LoadedTask(Task):
         tokenizer: PreTrainedTokenizerBase,
         trained: TrainedRows | None = None,
     ):
-        self.name, self.args, self.is_one_of_several = task.name, task.args, task.is_one_of_several
-        self.functions, self.tokenizer, self.files = task.functions, tokenizer, task.files
-        self.entry, self.numbers_from = task.entry, "as its entry says"
-        target = self.entry["target"]
+        self.name = task.name
+        self.args = task.args
+        self.is_one_of_several = task.is_one_of_several
+        self.functions = task.functions
+        self.files = task.files
+        self.entry = task.entry
+        self.tokenizer = tokenizer
+        self.trained = trained
+        self.numbers_from = "as its entry says"
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
-            known = [split for split in ("train", *rows) if split in rows and target in rows[split][0]]
-            if known:
-                self.numbers_from = f"from the {known[0]} rows"
-                numbers = registry.found_numbers(row[target] for row in rows[known[0]])
-                self.entry = self.entry | {"numbers": numbers}
+            self._find_numbers(rows)
         self.rows, self.data, self.shown, self.found, self.oddest = {}, {}, {}, {}, {}
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
@@ -181,47 +189,57 @@ class LoadedTask(Task):
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
             self.count(split)
-            if self.entry["target_type"] == "class" and self.entry["target"] in of_split[0]:
-                used = {registry.target_text(self.name, self.entry, row) for row in of_split}
-                missing = [label for label in self.entry["labels"] if label not in used]
-                if missing:
-                    first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
-                    print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
+            self._warn_about_labels(split, limit)
             self._warn_about_rouge(split)
-        self.trained = trained
+
+    def _find_numbers(self, rows: dict[str, list[dict]]) -> None:
+        """Completes the entry of a task of numbers."""
+        target = self.entry["target"]
+        for split in ("train", *rows):
+            if split in rows and target in rows[split][0]:
+                self.numbers_from = f"from the {split} rows"
+                self.entry = self.entry | {"numbers": registry.found_numbers(row[target] for row in rows[split])}
+                return
 
     def count(self, split: str) -> None:
         """Counts the tokens of a split's rows, and keeps some rows of it for the preview."""
         rows, data = self.rows[split], self.data[split]
-        found = self.found[split] = {
-            name: counted_tokens(data, column) for column, name in SIDES.items() if column in data.column_names
-        }
         numbers = evenly(range(len(rows)), SHOWN_ROWS)
         self.shown[split] = self.shown_of(split, [rows[number] for number in numbers], [data[n] for n in numbers])
-        farthest = max((side.oddest for side in found.values() if side.oddest), key=lambda odd: odd[3], default=[0])
-        if farthest[0] not in numbers:
-            odd = int(farthest[0])
+        self.found[split] = {}
+        oddest = (0.0, 0)  # (how odd, number of the row)
+        for column, name in SIDES.items():
+            if column in data.column_names:
+                counts = self.found[split][name] = counted_tokens(data, column)
+                if counts.oddest and counts.oddest[3] > oddest[0]:
+                    oddest = (counts.oddest[3], int(counts.oddest[0]))
+        _, odd = oddest
+        if odd not in numbers:
             self.oddest[split] = self.shown_of(f"oddest {split}", [rows[odd]], [data[odd]])
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Sample]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
-        whole = self.uncut(rows)
-        name, shown = f"{self.name} {split}" if self.is_one_of_several else split, []
+        name = f"{self.name} {split}" if self.is_one_of_several else split
         further = registry.further_columns(self.entry)
-        for row, uncut in zip(made, whole, strict=True):
+        shown = []
+        for row, uncut in zip(made, self.uncut(rows), strict=True):
             sides = {"input_ids": "source", "labels": "target"}
             for side, column in further.items():
-                if side in row and column.beside:
-                    of_value = isinstance(column.beside, tuple)
-                    sides["labels"] = column.beside[row[side]] if of_value else column.beside
-            sides |= {side: column.shown for side, column in further.items() if column.kind == "answer"}
-            parts = [(f"{name} {side}", column) for column, side in sides.items() if column in row]
-            samples = [Sample(text, row[column], len(uncut[column])) for text, column in parts]
+                if side in row and isinstance(column.beside, tuple):
+                    sides["labels"] = column.beside[row[side]]
+                elif side in row and column.beside:
+                    sides["labels"] = column.beside
+                if column.kind == "answer":
+                    sides[side] = column.shown
+            parts = []
+            for column, side in sides.items():
+                if column in row:
+                    parts.append(Sample(f"{name} {side}", row[column], len(uncut[column])))
             for side, column in further.items():
                 if column.kind == "answers":
-                    text = f"{name} {column.shown}"
-                    samples += [Sample(text, ids, len(all)) for ids, all in zip(row[side], uncut[side], strict=True)]
-            shown.append(samples)
+                    for ids, whole in zip(row[side], uncut[side], strict=True):
+                        parts.append(Sample(f"{name} {column.shown}", ids, len(whole)))
+            shown.append(parts)
         return shown
 
     def uncut(self, rows: list[dict]) -> list[dict]:
@@ -229,7 +247,7 @@ class LoadedTask(Task):
         if not rows:
             return []
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
-        return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
+        return examples.as_rows(tokenize(examples.as_columns(rows)))
 
     def cut_rows(self, split: str, column: str, most: int) -> tuple[float, list[dict]]:
         """(share of a split's rows whose `column` had more than `most` tokens, these rows), estimated from MEASURED of
@@ -240,15 +258,18 @@ class LoadedTask(Task):
         else:
             lengths = np.array([max(of_row, default=0) for of_row in lists])
         numbers = np.flatnonzero(lengths >= most)
-        tried = [self.rows[split][number] for number in numbers[:: -(-len(numbers) // MEASURED) or 1]]
-        uncut = zip(tried, self.uncut(tried), strict=True)
-        longer = [row for row, whole in uncut if examples.text_length(whole[column]) > most]
+        stride = max(1, math.ceil(len(numbers) / MEASURED))
+        tried = [self.rows[split][number] for number in numbers[::stride]]
+        longer = []
+        for row, whole in zip(tried, self.uncut(tried), strict=True):
+            if examples.text_length(whole[column]) > most:
+                longer.append(row)
         return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
 
     def answer_lists(self, split: str) -> dict[str, list[list[int]]]:
         """{column of lists of answers: the tokens of each answer, row by row}."""
         data, found = self.data[split], {}
-        for name, column in registry.answers_of(self.entry).items():
+        for name, column in registry.further_answers(self.entry).items():
             if column.kind == "answers" and name in data.column_names:
                 found[name] = [list(map(len, answers)) for answers in data[name]]
         return found
@@ -257,19 +278,32 @@ class LoadedTask(Task):
         """The beginning of messages about a split."""
         return f"task {self.name}, {split}"
 
+    def _warn_about_labels(self, split: str, limit: int | None) -> None:
+        """Prints a line if a label stands in no row. limit: rows of the split that are kept at most."""
+        rows = self.rows[split]
+        if self.entry["target_type"] != "class" or self.entry["target"] not in rows[0]:
+            return
+        used = {registry.target_text(self.name, self.entry, row) for row in rows}
+        if missing := [label for label in self.entry["labels"] if label not in used]:
+            first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
+            print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
+
     def _warn_about_rouge(self, split: str) -> None:
         """Prints a line if ROUGE means little: if rouge_score's tokenizer drops most letters of the targets."""
         rouge = [metric for metric in self.entry["metrics"] if metric.startswith("rouge")]
-        if rouge and split in registry.eval_splits(self.entry):
-            texts = (registry.target_text(self.name, self.entry, row) for row in self.rows[split])
-            letters = [letter for text in texts for letter in text if letter.isalpha()]
-            lost = sum(not letter.isascii() for letter in letters)
-            if lost > len(letters) / 2:
-                others = f"{100 * lost / len(letters):.0f} % of the targets' letters are others"
-                print_once(
-                    f"{self._place(split)}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
-                    f"{others}: name other --metrics, the first of which chooses the best model"
-                )
+        if not rouge or split not in registry.eval_splits(self.entry):
+            return
+        letters = lost = 0
+        for row in self.rows[split]:
+            for letter in registry.target_text(self.name, self.entry, row):
+                letters += letter.isalpha()
+                lost += letter.isalpha() and not letter.isascii()
+        if lost > letters / 2:
+            print_once(
+                f"{self._place(split)}: {', '.join(rouge)} counts words of a-z and 0-9 alone, and "
+                f"{100 * lost / letters:.0f} % of the targets' letters are others: name other --metrics, the first of "
+                "which chooses the best model"
+            )
 
     def _tokens(self, split: str) -> "Dataset":
         """The tokens of a split's rows, cached in --data_cache_dir under a hash of everything that decides them."""
@@ -279,19 +313,21 @@ class LoadedTask(Task):
         lengths = examples.max_lengths(entry, split)
         tokenize = examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths)
         if "tokenize" in entry:  # no hash tells what a function does, so its tokens are not cached
-            made = tokenize({column: [row[column] for row in rows] for column in rows[0]})
+            made = tokenize(examples.as_columns(rows))
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
             return data
         further = registry.further_columns(entry)
         columns = [*entry["inputs"].values(), entry["target"], *(each.column for each in further.values())]
         columns = [column for column in columns if column in rows[0]]
-        values = {column: [row[column] for row in rows] for column in columns}
         fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers")
         texts = [entry.get(field) for field in fields]
-        texts += [further[field].column if field in further else None for field in further_fields("column")]
-        texts += [entry["columns"], ROWS_FORMAT] if "columns" in entry else [ROWS_FORMAT]
-        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, values]
+        for field in further_fields("column"):
+            texts.append(further[field].column if field in further else None)
+        if "columns" in entry:
+            texts.append(entry["columns"])
+        texts.append(ROWS_FORMAT)
+        decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, examples.as_columns(rows, columns)]
         contents = json.dumps(decisive, default=str)
         if GAP.search(contents):
             contents += " gaps are sentinels"  # other tokens than before; those of all other rows are as they were
@@ -299,7 +335,9 @@ class LoadedTask(Task):
 
         def build(folder: Path) -> None:
             # All values become texts: Arrow would store 3 as 3.0 in a column with a 2.5, and refuse mixed types.
-            written = {name: [[str(item) for item in registry.as_list(row[name])] for row in rows] for name in columns}
+            written: dict[str, list] = {}
+            for name in columns:
+                written[name] = [list(map(str, registry.as_list(row[name]))) for row in rows]
             if entry["target"] in written:
                 written[entry["target"]] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
             tokenised = datasets.Dataset.from_dict(written).map(
@@ -324,8 +362,8 @@ class LoadedTask(Task):
 
     def losses(self) -> dict[str, dict[str, Losses]]:
         """{split: what the tokenizer loses of its sources and targets}."""
-        losses_of = partial(examples.losses_of, self.name, self.entry, self.tokenizer)
-        return {split: losses_of(rows) for split, rows in self.rows.items()}
+        lost = partial(examples.tokenizer_losses, self.name, self.entry, self.tokenizer)
+        return {split: lost(rows) for split, rows in self.rows.items()}
 
     def signatures(self, split: str, prefix: str) -> dict[str, str]:
         """{"<prefix>_<metric>_signature": how the metric of a split with targets is computed, if sacrebleu does it}."""
@@ -422,23 +460,28 @@ class Tasks:
         """{name of a result of an evaluation, without "eval_": its metric}."""
         names = {}
         for task in self:
-            own = registry.metric_names(task.entry)
-            names |= {f"{task.name}_{name}" if len(self) > 1 else name: metric for name, metric in own.items()}
-        return names | ({"average": "average"} if self.averages else {})
+            begin = f"{task.name}_" if len(self) > 1 else ""
+            for name, metric in registry.evaluated_names(task.entry).items():
+                names[begin + name] = metric
+        if self.averages:
+            names["average"] = "average"
+        return names
 
     @property
     def averages(self) -> bool:
         """Whether the mean of the main metrics is reported: if there are several, all better in the same direction."""
-        return len(self) > 1 and len({is_greater_better(task.entry["metrics"][0]) for task in self}) == 1
+        directions = {is_greater_better(task.entry["metrics"][0]) for task in self}
+        return len(self) > 1 and len(directions) == 1
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
         """(source, target): the most tokens that each may have in any task, a target with all answers of a row.
         tokenizer: None if it is still to be trained; class labels then count as the entry's `max_target_length`."""
-        lengths = [task.entry["max_target_length"] for task in self]
-        if tokenizer is not None:
-            labels = [examples.class_label_ids(task.entry, tokenizer) for task in self]
-            lengths = [examples.answer_length(task.entry, ids) for task, ids in zip(self, labels, strict=True)]
-        return max(task.entry["max_source_length"] for task in self), (self.answers or 1) * max(lengths)
+        source = target = 0
+        for task in self:
+            labels = None if tokenizer is None else examples.class_label_ids(task.entry, tokenizer)
+            source = max(source, task.entry["max_source_length"])
+            target = max(target, examples.answer_length(task.entry, labels))
+        return source, (self.answers or 1) * target
 
     def flags(self, args: FineTuningArguments) -> dict:
         """{training flag: value} that follows from the tasks: which metric chooses the best checkpoint, which way it is
@@ -450,20 +493,15 @@ class Tasks:
         self.answers = max(filter(None, answers), default=None)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
-            names = [task.entry["metrics"][0] for task in self]
-            if unknown := [name for name in names if is_greater_better(name) is None]:
-                raise UserError(_unknown_direction(unknown[0]))
-            raise UserError(
-                f"--dataset_name {self.args.dataset_name}: the main metrics {', '.join(names)} have no common mean, "
-                "since they are not better in the same direction. Choose one with --metric_for_best_model: "
-                f"{', '.join(self.metric_names)}"
-            )
+            self._refuse_average()
         check_best_metric(metric, list(self.metric_names))
         metric = metric.removeprefix("eval_")
         greater = args.greater_is_better
         if "greater_is_better" not in args.given:
-            is_mean = metric == "average"  # of metrics that are all better in the same direction
-            greater = is_greater_better(self.tasks[0].entry["metrics"][0] if is_mean else self.metric_names[metric])
+            decides = self.metric_names[metric]
+            if metric == "average":  # of metrics that are all better in the same direction
+                decides = self.tasks[0].entry["metrics"][0]
+            greater = is_greater_better(decides)
         if greater is None:
             raise UserError(f"{_unknown_direction(metric)}, or give --greater_is_better true or false")
         # Only class labels can be scored without generating.
@@ -473,6 +511,18 @@ class Tasks:
             "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
             "greater_is_better": greater,
         }
+
+    def _refuse_average(self) -> NoReturn:
+        """UserError that says why the main metrics have no mean."""
+        names = [task.entry["metrics"][0] for task in self]
+        for name in names:
+            if is_greater_better(name) is None:
+                raise UserError(_unknown_direction(name))
+        raise UserError(
+            f"--dataset_name {self.args.dataset_name}: the main metrics {', '.join(names)} have no common mean, since "
+            "they are not better in the same direction. Choose one with --metric_for_best_model: "
+            f"{', '.join(self.metric_names)}"
+        )
 
     @property
     def packable(self) -> bool:
@@ -521,20 +571,39 @@ class Tasks:
     def summarise(self) -> Callable[[dict], dict] | None:
         """The function from all metrics of an evaluation to {"eval_average": mean of the tasks' main metrics}; None if
         `averages` is False. Percentages (bleu) are divided by 100, so that all tasks have the same weight."""
-        names = {f"eval_{task.name}_{registry.main_metric(task.entry)}": task.entry["metrics"][0] for task in self}
+        if not self.averages:
+            return None
 
         def average(metrics: dict[str, float]) -> dict[str, float]:
-            values = [metrics[name] / scale_of(metric) for name, metric in names.items()]
+            values = []
+            for task in self:
+                value = metrics[f"eval_{task.name}_{registry.main_metric(task.entry)}"]
+                values.append(value / scale_of(task.entry["metrics"][0]))
             return {"eval_average": float(np.mean(values))}
 
-        return average if self.averages else None
+        return average
+
+
+@dataclass
+class SplitCounts:
+    """What is said of the rows of a task's split. empty: {"sources" or "targets": how many are}. The others are texts
+    for the plan, None where there is nothing to say."""
+
+    task: LoadedTask
+    split: str
+    repeats: repeated_rows.RowCounts
+    empty: dict[str, int]
+    labels: str | None
+    unchanged: str | None
+    cut: str | None
+    equal: str | None
 
 
 class TaskRows:
     """The tokenised rows of tasks, and what the plan of a training or an evaluation says of them.
 
-    losses: what the tokenizer loses of each split. repeats: {split: its RowCounts}. unknown: {split: share of <unk> in
-    its rows}. train: see TaskData.
+    The names of splits are their own, or task/split if there are several tasks. losses: {name: what the tokenizer
+    loses}. unknown: {name: share of <unk>}. train: see TaskData.
     """
 
     train: Any = None
@@ -542,71 +611,71 @@ class TaskRows:
 
     def __init__(self, tasks: list[LoadedTask]):
         self.tasks, self.args = tasks, tasks[0].args
+        self.unknown: dict[str, float] = {}
+        self.losses: dict[str, dict[str, Losses]] = {}
+        self.counts: dict[str, SplitCounts] = {}
+        self.alike: dict[str, str | None] = {}  # {task: its texts that look like others}
         self.count()
 
     def count(self) -> None:
         """Counts what the rows are, split by split, while those for training are there."""
-        self.unknown = self._by_name(lambda task: unknown_in_rows(task.tokenizer, task.data))
-        self.losses = self._by_name(LoadedTask.losses)
-        self.empty = self._by_name(
-            lambda task: {split: registry.empty_texts(task.name, task.entry, rows) for split, rows in task.rows.items()}
-        )
-        self.repeats, self.alike = {}, {}
         for task in self.tasks:
             entry, rows = task.entry, task.rows
-            sources = {split: [registry.unprefixed_text(entry, row) for row in rows[split]] for split in rows}
+            sources = {}
+            for split, of_split in rows.items():
+                sources[split] = [registry.unprefixed_text(entry, row) for row in of_split]
             if task.trained is None:
                 task.trained = TrainedRows.of_rows(entry, rows.get("train", []), sources.get("train", []))
-            counts = repeated_rows.counted_rows(task.name, entry, rows, sources, task.trained)
-            self.repeats |= {self._name(task, split): counts[split] for split in counts}
+            repeats = repeated_rows.counted_rows(task.name, entry, rows, sources, task.trained)
             self.alike[task.name] = registry.look_alikes(entry, rows, sources)
-        self.splits = [(task, split) for task in self.tasks for split in task.rows]
-        self.numbered = self._by_name(_of_splits(examples.numbered_labels))
-        self.unchanged = self._by_name(_of_splits(examples.unchanged_targets))
-        self.cut = self._by_name(self._cut)
-        self.equal = self._by_name(
-            lambda task: {
-                split: examples.equal_answers(task.entry, rows, task.data[split]) for split, rows in task.rows.items()
-            }
-        )
+            losses, cut = task.losses(), self._cut(task)
+            for split, of_split in rows.items():
+                name = self._name(task, split)
+                self.unknown[name] = unknown_in_rows(task.tokenizer, task.data[split])
+                self.losses[name] = losses[split]
+                self.counts[name] = SplitCounts(
+                    task,
+                    split,
+                    repeats=repeats[split],
+                    empty=registry.empty_texts(task.name, entry, of_split),
+                    labels=examples.numbered_labels(entry, of_split),
+                    unchanged=examples.unchanged_targets(entry, of_split),
+                    cut=cut.get(split),
+                    equal=examples.equal_answers(entry, of_split, task.data[split]),
+                )
 
     def _name(self, task: Task, split: str) -> str:
         return f"{task.name}/{split}" if len(self.tasks) > 1 else split
 
     def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
-        return {self._name(task, split): value for task in self.tasks for split, value in values(task).items()}
+        """{name: value} of a function from a task to {split: value}."""
+        named = {}
+        for task in self.tasks:
+            for split, value in values(task).items():
+                named[self._name(task, split)] = value
+        return named
 
     @property
     def documents(self) -> dict[str, int]:
-        """{split, or task/split if there are several tasks: number of rows before any limit}."""
+        """{name: number of rows before any limit}."""
         return self._by_name(lambda task: task.examples)
 
     @property
     def read(self) -> dict[str, dict]:
-        """What was read, in numbers: {"files": as `files_read`, "rows": {name as in `documents`: {"read": rows,
-        "lengths": {side: the shortest, median and longest in tokens, cut as the model gets them}, "lists": {side: the
-        shortest, median and longest of these lists, and how many texts are in all}}}}."""
+        """What was read, in numbers: {"files": as `files_read`, "rows": {name: {"read": rows, "lengths": {side: the
+        shortest, median and longest in tokens, cut as the model gets them}, "lists": {side: the shortest, median and
+        longest of these lists, and how many texts are in all}}}, "counts": {name: what repeats}}."""
         files = files_read(self._by_name(lambda task: task.files))
         if self.args.span_corruption_file:
             files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows = {}
-        places = [(task, split) for task in self.tasks for split in task.data]
-        for task, split in places:
-            data, lists, of_lists = task.data[split], task.answer_lists(split), {}
-            sides = SIDES | {name: name for name in registry.answers_of(task.entry) if name not in lists}
-            lengths = {side: spread(row_lengths(data, ids)) for ids, side in sides.items() if ids in data.column_names}
-            for side, answers in lists.items():
-                tokens = np.array(list(itertools.chain.from_iterable(answers)))
-                lengths[side] = spread(tokens)
-                of_lists[side] = spread(np.array(list(map(len, answers)))) | {"texts": len(tokens)}
-            name = self._name(task, split)
-            rows[name] = {"read": self.documents[name], "lengths": lengths}
-            if of_lists:
-                rows[name]["lists"] = of_lists
-        counts = {
-            name: {"rows": vars(counts), **{side: vars(found) for side, found in task.found[split].items()}}
-            for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True)
-        }
+        rows, counts = {}, {}
+        for task in self.tasks:
+            for split in task.data:
+                name = self._name(task, split)
+                rows[name] = {"read": self.documents[name], **_lengths_of(task, split)}
+        for name, one in self.counts.items():
+            counts[name] = {"rows": vars(one.repeats)}
+            counts[name] |= {side: vars(found) for side, found in one.task.found[one.split].items()}
         return {"files": files, "rows": rows, "counts": counts}
 
     def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Sample]]:
@@ -614,32 +683,42 @@ class TaskRows:
         single task; then the first row of each evaluated split. whole: more rows of each. tasks: some of them, None:
         all."""
         tasks, count = self.tasks if tasks is None else tasks, None if whole else 1
-        train = [task.shown["train"][:count] for task in tasks if "train" in task.shown]
-        train += [task.oddest["train"] for task in tasks if "train" in task.oddest and len(tasks) == 1]
+        rows: list[list[Sample]] = []
+        for task in tasks:
+            rows += task.shown.get("train", [])[:count]
+        if len(tasks) == 1:
+            rows += tasks[0].oddest.get("train", [])
         if self.args.span_corruption_file:
             text = self.train.datasets[-1]
             row, sentinels = text[0], text.collator.sentinel_ids
             sides = {"input_ids": "source", "labels": "target"}
-            train.append([[Sample(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()]])
-        others = [rows[:count] for task in tasks for split, rows in task.shown.items() if split != "train"]
-        return list(itertools.chain.from_iterable([*train, *others]))
+            rows.append([Sample(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()])
+        for task in tasks:
+            for split, of_split in task.shown.items():
+                if split != "train":
+                    rows += of_split[:count]
+        return rows
 
     def described(self) -> dict[str, str | None]:
         """The rows of the plan on what is read."""
-        data = self._by_name(lambda task: task.data)
-        empty = [f"{count:,} {what} of {name}" for name, counts in self.empty.items() for what, count in counts.items()]
-        read = self.read
+        read, kept = self.read, []
+        for name, rows in self._by_name(lambda task: task.data).items():
+            kept.append(f"{len(rows):,} of {self.documents[name]:,} {name}")
+        lengths = itertools.starmap(_described_lengths, read["rows"].items())
+        empty = []
+        for name, counts in self.counts.items():
+            empty += [f"{count:,} {what} of {name}" for what, count in counts.empty.items()]
         return {
             "files": described_files(read["files"]),
-            "rows": ", ".join(f"{len(rows):,} of {self.documents[name]:,} {name}" for name, rows in data.items()),
-            "lengths": "; ".join(itertools.starmap(_described_lengths, read["rows"].items())),
+            "rows": ", ".join(kept),
+            "lengths": "; ".join(lengths),
             **self._plan_of_repeats(),
             "look alike": self._of_tasks(self.alike),
             "empty": ", ".join(empty) or None,
-            "labels": _grouped(self.numbered),
-            "unchanged": _grouped(self.unchanged),
-            "cut": "; ".join(f"{text} ({name})" for name, text in self.cut.items()) or None,
-            "equal": "; ".join(f"{text} ({name})" for name, text in self.equal.items() if text) or None,
+            "labels": self._grouped("labels"),
+            "unchanged": self._grouped("unchanged"),
+            "cut": self._listed("cut"),
+            "equal": self._listed("equal"),
             "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
         }
 
@@ -648,19 +727,40 @@ class TaskRows:
         repeats: list[str] = []
         known: dict[str, str | None] = {}
         near: dict[str, str | None] = {}
-        for (name, counts), (task, split) in zip(self.repeats.items(), self.splits, strict=True):
-            sides = {side: described_repeats(of, task.tokenizer, common=1) for side, of in task.found[split].items()}
-            texts = [repeated_rows.described_repeats(counts, task.entry["target_type"])]
-            texts += [f"{text} ({side})" for side, text in sides.items() if text]
-            repeats += [f"{text} ({name})" for text in texts if text]
-            known[name] = repeated_rows.described_known(split, counts, self.known_in)
-            near[name] = repeated_rows.described_near(split, counts)
+        for name, counts in self.counts.items():
+            task, split = counts.task, counts.split
+            if text := repeated_rows.described_repeated_rows(counts.repeats, task.entry["target_type"]):
+                repeats.append(f"{text} ({name})")
+            for side, found in task.found[split].items():
+                if text := described_repeats(found, task.tokenizer, common=1):
+                    repeats.append(f"{text} ({side}) ({name})")
+            known[name] = repeated_rows.described_known(split, counts.repeats, self.known_in)
+            near[name] = repeated_rows.described_near(split, counts.repeats)
         return {"repeats": "; ".join(repeats) or None, "known": self._of_tasks(known), "near": self._of_tasks(near)}
 
     def _of_tasks(self, texts: dict[str, str | None]) -> str | None:
         """One row of the plan of {name: its text, None if there is nothing to say}."""
-        several = len(self.tasks) > 1
-        return "; ".join(f"{text}{f' ({name})' * several}" for name, text in texts.items() if text) or None
+        told = []
+        for name, text in texts.items():
+            if text:
+                told.append(f"{text} ({name})" if len(self.tasks) > 1 else text)
+        return "; ".join(told) or None
+
+    def _listed(self, what: str) -> str | None:
+        """One row of the plan of a text that `counts` has of each split: "a (train); b (dev)"."""
+        told = []
+        for name, counts in self.counts.items():
+            if text := getattr(counts, what):
+                told.append(f"{text} ({name})")
+        return "; ".join(told) or None
+
+    def _grouped(self, what: str) -> str | None:
+        """As `_listed`, with the splits of one text together: "a (train, dev)"."""
+        names: dict[str, list[str]] = {}
+        for name, counts in self.counts.items():
+            if text := getattr(counts, what):
+                names.setdefault(text, []).append(name)
+        return "; ".join(f"{text} ({', '.join(some)})" for text, some in names.items()) or None
 
     def _cut(self, task: LoadedTask) -> dict[str, str]:
         """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
@@ -670,30 +770,34 @@ class TaskRows:
         for split, rows in task.data.items():
             longest, of_targets = examples.max_lengths(task.entry, split)
             sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-            others = registry.answers_of(task.entry)
-            sides |= {column.plural: (name, of_targets) for name, column in others.items()}
-            sides = {name: side for name, side in sides.items() if side[0] in rows.column_names}
+            for name, column in registry.further_answers(task.entry).items():
+                sides[column.plural] = (name, of_targets)
+            told = []
             for name, (column, most) in sides.items():
-                share, some = task.cut_rows(split, column, most) if most else (0.0, [])
-                if share >= 0.005:
-                    cut.setdefault(split, []).append(f"{percent(share)} of the {name} at {most} tokens")
-                    if name == "sources" and "tokenize" not in task.entry:
-                        lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
-                        cut[split] += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
-            if "targets" in sides and of_targets is None and task.entry["target_type"] != "class":
+                if not most or column not in rows.column_names:
+                    continue
+                share, some = task.cut_rows(split, column, most)
+                if share < 0.005:
+                    continue
+                told.append(f"{percent(share)} of the {name} at {most} tokens")
+                if name == "sources" and "tokenize" not in task.entry:
+                    lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
+                    told += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
+            if "labels" in rows.column_names and of_targets is None and task.entry["target_type"] != "class":
                 longest = task.entry["max_target_length"]
                 if share := float((row_lengths(rows, "labels") > longest).mean()):
-                    told = f"{percent(share)} of the targets longer than max_target_length {longest}"
-                    cut.setdefault(split, []).append(told)
-        return {split: ", ".join(texts) for split, texts in cut.items()}
+                    told.append(f"{percent(share)} of the targets longer than max_target_length {longest}")
+            if told:
+                cut[split] = ", ".join(told)
+        return cut
 
 
 class TaskData(TaskRows):
     """The rows of the tasks, read and tokenised.
 
     train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
-    several. evaluation_tasks: {name: EvaluationTask}, in the same order. unknown: {split: share of <unk> in its rows}.
-    signatures: {name of a result of an evaluation: how a metric of it is computed}.
+    several. evaluation_tasks: {name: EvaluationTask}, in the same order. signatures: {name of a result of an
+    evaluation: how a metric of it is computed}.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -717,14 +821,15 @@ class TaskData(TaskRows):
             self.train = self.training_data()
         if self.args.span_corruption_file:
             self.losses[CORRUPTED] = {"documents": self.train.datasets[-1].losses}
-        places = {task.label(split): (task, split) for task in self.tasks for split in registry.eval_splits(task.entry)}
-        self.evaluation_tasks = {
-            name: task.evaluation_task(split, args.predict_with_generate) for name, (task, split) in places.items()
-        }
-        self.signatures = {}
-        for name, (task, split) in places.items():
-            self.signatures |= task.signatures(split, f"eval_{name}" if name else "eval")
-        data = {name: task.data[split] for name, (task, split) in places.items()}
+        self.evaluation_tasks: dict[str, EvaluationTask] = {}
+        self.signatures: dict[str, str] = {}
+        data = {}
+        for task in self.tasks:
+            for split in registry.eval_splits(task.entry):
+                name = task.label(split)
+                data[name] = task.data[split]
+                self.evaluation_tasks[name] = task.evaluation_task(split, args.predict_with_generate)
+                self.signatures |= task.signatures(split, f"eval_{name}" if name else "eval")
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
     def loaded(self, tasks: Tasks) -> list[LoadedTask]:
@@ -734,7 +839,7 @@ class TaskData(TaskRows):
         for task in tasks:
             if task.name == OWN and self.training_args.plan == "full":
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, self.tokenizer))
-                entry = as_source(name_of(self.args), task.entry | {"max_target_length": length})
+                entry = as_source(name_of_pairs(self.args), task.entry | {"max_target_length": length})
                 print_once(
                     "your pairs as an entry of constants.py, which may replace the flags:", *entry.split("\n"), ""
                 )
@@ -747,20 +852,21 @@ class TaskData(TaskRows):
 
     def training_data(self) -> "Dataset | Mixture":
         """The training rows of all tasks."""
-        args, first = self.training_args, self.tasks[0]
-        parts, share = {task.name: task.data["train"] for task in self.tasks}, 0.0
+        parts = {task.name: task.data["train"] for task in self.tasks}
         sizes = [len(rows) for rows in parts.values()]
-        rates, cap = [1.0], max(sizes)
+        if len(parts) == 1 and not self.args.span_corruption_file:
+            return self.tasks[0].data["train"]
+        rates, cap, share = [1.0], max(sizes), 0.0
         if len(parts) > 1:
             cap = self.args.mixing_cap
             rates = mixing_rates(sizes, self.args.mixing, cap, self.args.mixing_temperature)
         if self.args.span_corruption_file:
             share = self.args.span_corruption_share or CORRUPTED_SHARE
             longest, _ = self.named.most_tokens(self.tokenizer)
-            parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, args.seed)
+            parts[CORRUPTED] = CorruptedText(self.args, self.tokenizer, longest, self.training_args.seed)
             rates = [*rates, sum(rates) * share / (1 - share)]
         rows = sum(min(size, cap) for size in sizes)
-        return Mixture(parts, rates, round(rows / (1 - share))) if len(parts) > 1 else parts[first.name]
+        return Mixture(parts, rates, round(rows / (1 - share)))
 
     def resume(self, checkpoint: str | None) -> None:
         """Lets training data that know their own place continue where the checkpoint was written. These need nothing,
@@ -776,7 +882,7 @@ class TaskData(TaskRows):
     def steps_per_epoch(self) -> int | None:
         """Optimizer steps in a pass over the training rows; None if their number is unknown."""
         rows = getattr(self.train, "rows_per_epoch", len(self.train))
-        return -(-rows // global_batch_size(self.training_args))
+        return math.ceil(rows / global_batch_size(self.training_args))
 
     def flops_per_sequence(self, config: PretrainedConfig, source_length: int, target_length: int) -> int:
         """Floating-point operations of a training row of these lengths."""
@@ -798,26 +904,26 @@ class TaskData(TaskRows):
 
     def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
         """The rows of the plan: what is read, mixed and measured."""
-        mixture = f"{self.train.described()} ({self.args.mixing})" if isinstance(self.train, Mixture) else None
-        return self.described() | {
-            "target length": self.named.fitted,
-            "mixture": mixture,
-            "steps": f"{self.training_args.num_train_epochs:g} epochs" if self.training_args.max_steps <= 0 else None,
-            "metrics": self._metrics(),
-        }
+        rows = self.described() | {"target length": self.named.fitted}
+        if isinstance(self.train, Mixture):
+            rows["mixture"] = f"{self.train.described()} ({self.args.mixing})"
+        if self.training_args.max_steps <= 0:
+            rows["steps"] = f"{self.training_args.num_train_epochs:g} epochs"
+        return rows | {"metrics": self._metrics()}
 
     def _metrics(self) -> str:
         """For the plan: "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
-        args = self.training_args
-        scored = "teacher-forced scoring"
-        parts = [", ".join(map(partial(_described, task.entry), task.entry["metrics"])) for task in self.tasks]
+        args, parts = self.training_args, []
+        for task in self.tasks:
+            text = ", ".join(_described(task.entry, metric) for metric in task.entry["metrics"])
+            parts.append(f"{task.name} {text}" if len(self.tasks) > 1 else text)
         if len(self.tasks) == 1:
-            parts[0] += f" from {'generated texts' if args.predict_with_generate else scored}"
-        else:
-            parts = [f"{task.name} {text}" for task, text in zip(self.tasks, parts, strict=True)]
+            parts[0] += " from generated texts" if args.predict_with_generate else " from teacher-forced scoring"
         best = args.metric_for_best_model.removeprefix("eval_")
-        best = "mean of each task's first metric" if best == "average" else best
-        return "; ".join([*parts, f"{'largest' if args.greater_is_better else 'smallest'} {best} is best"])
+        if best == "average":
+            best = "mean of each task's first metric"
+        direction = "largest" if args.greater_is_better else "smallest"
+        return "; ".join([*parts, f"{direction} {best} is best"])
 
     @property
     def holds_out(self) -> bool:
@@ -828,16 +934,23 @@ class TaskData(TaskRows):
         """The content of task.json, with which evaluate_t5.py repeats the evaluation. start: the checkpoint that goes
         on, whose training rows count too."""
         generates = any(task.predict_with_generate for task in self.evaluation_tasks.values())
-        flags = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
-        numbers = {task.name: task.entry["numbers"] for task in self.tasks if "numbers" in task.entry}
-        functions = {task.name: task.functions for task in self.tasks if task.functions}
+        record = task_record(self.args, *self.training_args.groups, generates=generates, holds_out=self.holds_out)
         rows: dict[str, TrainedRows] = {}
         with contextlib.suppress(UserError):  # the plan says why it cannot be read
             rows = recorded_rows(start) if start else {}
-        rows |= {task.name: task.trained.joined(rows.get(task.name)) for task in self.tasks if task.trained}
+        numbers, functions = {}, {}
+        for task in self.tasks:
+            if "numbers" in task.entry:
+                numbers[task.name] = task.entry["numbers"]
+            if task.functions:
+                functions[task.name] = task.functions
+            if task.trained:
+                rows[task.name] = task.trained.joined(rows.get(task.name))
         trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
-        own = {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}
-        return flags | {name: values for name, values in own.items() if values}
+        for name, values in {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}.items():
+            if values:
+                record[name] = values
+        return record
 
 
 def _described(entry: dict, metric: str) -> str:
@@ -846,17 +959,18 @@ def _described(entry: dict, metric: str) -> str:
     return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
 
 
-def _of_splits(say: Callable[[dict, list[dict]], str | None]) -> Callable[[LoadedTask], dict]:
-    """The function from a task to {split: say(its entry, rows of the split)}."""
-    return lambda task: {split: say(task.entry, rows) for split, rows in task.rows.items()}
-
-
-def _grouped(texts: dict[str, str | None]) -> str | None:
-    """For the plan: {"train": "a", "dev": "a", "test": None} -> "a (train, dev)"; None if all are None."""
-    names: dict[str, list[str]] = {}
-    for name, text in texts.items():
-        names.setdefault(text, []).append(name) if text else None
-    return "; ".join(f"{text} ({', '.join(some)})" for text, some in names.items()) or None
+def _lengths_of(task: LoadedTask, split: str) -> dict[str, dict]:
+    """{"lengths": {side: spread of its tokens}, "lists": {side: spread of the lists of answers, if it has any}}."""
+    data, lists, of_lists = task.data[split], task.answer_lists(split), {}
+    lengths = {}
+    for ids, side in (SIDES | {name: name for name in registry.further_answers(task.entry)}).items():
+        if ids in data.column_names and ids not in lists:
+            lengths[side] = spread(row_lengths(data, ids))
+    for side, answers in lists.items():
+        tokens = np.array(list(itertools.chain.from_iterable(answers)))
+        lengths[side] = spread(tokens)
+        of_lists[side] = spread(np.array(list(map(len, answers)))) | {"texts": len(tokens)}
+    return {"lengths": lengths, "lists": of_lists} if of_lists else {"lengths": lengths}
 
 
 def _described_lengths(name: str, read: dict) -> str:
@@ -876,8 +990,10 @@ def _described_numbers(task: LoadedTask) -> str | None:
     that is no number counts as the worst of them". None for other tasks."""
     if (numbers := task.entry.get("numbers")) is None:
         return None
-    least, most = (registry.number_text(numbers[end], None) for end in ("least", "most"))
-    worst = f"counts as {numbers['unreadable']:g}" if "unreadable" in numbers else "counts as the worst of them"
+    least, most = registry.number_text(numbers["least"], None), registry.number_text(numbers["most"], None)
+    worst = "counts as the worst of them"
+    if "unreadable" in numbers:
+        worst = f"counts as {numbers['unreadable']:g}"
     return (
         f"{task.name} rounded to {registry.number_text(numbers['step'], None)}, between {least} and {most} "
         f"({task.numbers_from}); an answer that is no number {worst}"

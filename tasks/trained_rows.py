@@ -27,12 +27,12 @@ class TrainedRows:
     below: int = _END
 
     @classmethod
-    def of_rows(cls, task: dict, rows: list[dict], sources: list[str]) -> "TrainedRows":
+    def of_rows(cls, entry: dict, rows: list[dict], sources: list[str]) -> "TrainedRows":
         """Those of all rows."""
         hashes = set()
         for row, source in zip(rows, sources, strict=True):
             hashes.add(_hash(source))
-            hashes.update(_hash(f"{target}\0{source}") for target in _targets(task, row))
+            hashes.update(_hash(f"{target}\0{source}") for target in _targets(entry, row))
         return cls(hashes)
 
     @classmethod
@@ -52,7 +52,7 @@ class TrainedRows:
         """The smallest MOST_HASHES of them, as hexadecimal numbers."""
         return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))
 
-    def count(self, task: dict, rows: list[dict], sources: list[str]) -> tuple[int, int, bool]:
+    def count(self, entry: dict, rows: list[dict], sources: list[str]) -> tuple[int, int, bool]:
         """(rows that have the source of a training row, others that are one with source and target swapped, whether
         both are estimates from the rows that the sample would have)."""
         same = swapped = tried = 0
@@ -62,16 +62,20 @@ class TrainedRows:
             if number in self.hashes:
                 same += 1
             else:
-                swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in _targets(task, row))
+                swapped += any(_hash(f"{source}\0{target}") in self.hashes for target in _targets(entry, row))
         if self.below == _END:
             return same, swapped, False
-        same, swapped = (min(len(rows), round(count * len(rows) / max(1, tried))) for count in (same, swapped))
+        tried = max(1, tried)
+        same = min(len(rows), round(same * len(rows) / tried))
+        swapped = round(swapped * len(rows) / tried)
         return same, min(swapped, len(rows) - same), True
 
 
-def _targets(task: dict, row: dict) -> list[str]:
+def _targets(entry: dict, row: dict) -> list[str]:
     """The targets of a row, if they are texts."""
-    return reference_texts("", task, row) if task["target_type"] == "text" and task["target"] in row else []
+    if entry["target_type"] != "text" or entry["target"] not in row:
+        return []
+    return reference_texts("", entry, row)
 
 
 def _hash(text: str) -> int:

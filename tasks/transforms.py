@@ -42,12 +42,18 @@ def _squad(row: dict) -> dict | list[dict]:
     """The row with spaces around the punctuation of question, context and answers; from the official file, a row for
     each question."""
     if "data" in row:  # [{"paragraphs": [{"context", "qas": [{"question", "answers": [{"text"}]}]}]}]
-        paragraphs = [paragraph for article in row["data"] for paragraph in article["paragraphs"]]
-        return [_squad(question | {"context": p["context"]}) for p in paragraphs for question in p["qas"]]
+        rows: list[dict] = []
+        for article in row["data"]:
+            for paragraph in article["paragraphs"]:
+                rows += [_squad(question | {"context": paragraph["context"]}) for question in paragraph["qas"]]
+        return rows
     answers = row.get("answers") or {}
     texts = answers.get("text", []) if isinstance(answers, dict) else [answer["text"] for answer in answers]
-    padded = {name: pad_punctuation(row[name]) for name in ("question", "context")}
-    return row | padded | {"answers": {"text": [pad_punctuation(text) for text in texts]}}
+    return row | {
+        "question": pad_punctuation(row["question"]),
+        "context": pad_punctuation(row["context"]),
+        "answers": {"text": list(map(pad_punctuation, texts))},
+    }
 
 
 def _multirc(row: dict) -> dict | list[dict]:
@@ -67,8 +73,10 @@ def _multirc(row: dict) -> dict | list[dict]:
 
 
 def _multirc_answer(row: dict) -> dict:
-    texts = {name: row[name].replace("<br>", " ") for name in ("question", "answer", "paragraph")}
-    return row | {name: re.sub(r"</?b>", "", text) for name, text in texts.items()}
+    plain = dict(row)
+    for name in ("question", "answer", "paragraph"):
+        plain[name] = re.sub(r"</?b>", "", row[name].replace("<br>", " "))
+    return plain
 
 
 def _record(row: dict) -> dict | list[dict]:
@@ -104,7 +112,8 @@ def _wsc(row: dict) -> dict:
     The candidate is spelt as in the text: "the knife", as in the Hub's wsc.fixed and T5, not the official "The knife".
     UserError if the pronoun is not in the text.
     """
-    row = row | row["target"] if isinstance(row.get("target"), dict) else row
+    if isinstance(row.get("target"), dict):
+        row = row | row["target"]
     words, index, pronoun = row["text"].split(" "), row["span2_index"], row["span2_text"]
     holds = re.compile(rf"(?<!\w){re.escape(pronoun)}(?!\w)")
     places = [place for place, word in enumerate(words) if holds.search(word)]
@@ -112,11 +121,13 @@ def _wsc(row: dict) -> dict:
         raise UserError(f"the pronoun {pronoun!r} (span2_text) is not in the text {row['text'][:60]!r}")
     nearest = min(places, key=lambda place: (abs(place - index), place))
     before, after = holds.split(words[nearest], maxsplit=1)
-    words[nearest] = f"{before}*{pronoun}*{' ' * bool(after)}{after}"
-    if (candidate := row.get("span1_text", "")) not in row["text"]:
+    space = " " if after else ""
+    words[nearest] = f"{before}*{pronoun}*{space}{after}"
+    candidate = row.get("span1_text", "")
+    if candidate not in row["text"]:
         any_spelling = r"\s+".join(map(re.escape, candidate.rstrip(".").split()))
-        found = re.search(any_spelling, row["text"], re.IGNORECASE)
-        row = row | {"span1_text": found.group() if found else candidate}
+        if found := re.search(any_spelling, row["text"], re.IGNORECASE):
+            row = row | {"span1_text": found.group()}
     return row | {"text": " ".join(words)}
 
 
@@ -128,26 +139,34 @@ def _joined(items: list | str, separator: str) -> str:
 # ---------------------------------------------------------------- writing
 def _web_nlg(row: dict) -> dict:
     """GEM's row with its triples joined by "&&", and the target of a training row as its only reference."""
-    references = row.get("references") or ([row["target"]] if "target" in row else [])
+    references = row.get("references") or []
+    if not references and "target" in row:
+        references = [row["target"]]
     return row | {"input": _joined(row["input"], " && "), "references": references}
 
 
 def _rows_of_dictionary(row: dict) -> dict | list[dict]:
     """{"id of a row": row, ...} -> the rows."""
-    return list(row.values()) if row and all(isinstance(value, dict) for value in row.values()) else row
+    if row and all(isinstance(value, dict) for value in row.values()):
+        return list(row.values())
+    return row
 
 
 def _wiki_split(row: dict) -> dict:
     """The row whose simple sentences have no mark between them: "It rains . <::::> We stay ." -> "It rains . We stay
     ."."""
-    return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())} if "simple" in row else row
+    if "simple" not in row:
+        return row
+    return row | {"simple": " ".join(row["simple"].replace("<::::>", " ").split())}
 
 
 # ---------------------------------------------------------------- instructions
 def _alpaca(row: dict) -> dict:
     """The row with the instruction and, on a second line, its input, if any, as `source`; the output as `target`."""
-    texts = [row["instruction"], "" if is_missing(row.get("input")) else row["input"]]
-    return row | {"source": "\n".join(text.strip() for text in texts if text.strip()), "target": row.get("output")}
+    texts = [row["instruction"].strip()]
+    if not is_missing(row.get("input")):
+        texts.append(row["input"].strip())
+    return row | {"source": "\n".join(filter(None, texts)), "target": row.get("output")}
 
 
 def _natural_instructions(row: dict, examples: int) -> list[dict]:
@@ -159,15 +178,17 @@ def _natural_instructions(row: dict, examples: int) -> list[dict]:
         output = _with_stop(_joined(example["output"], " "))
         begin.append(f"Positive Example {number} - Input: {_with_stop(example['input'])} Output: {output}")
     start = " ".join([*begin, "Now complete the following example - Input:"])
-    return [
-        {"source": f"{start} {_with_stop(instance['input'])} Output:", "target": instance.get("output")}
-        for instance in row["Instances"]
-    ]
+    rows = []
+    for instance in row["Instances"]:
+        source = f"{start} {_with_stop(instance['input'])} Output:"
+        rows.append({"source": source, "target": instance.get("output")})
+    return rows
 
 
 def _with_stop(text: str) -> str:
     """The text with a full stop unless it ends in ASCII punctuation: "grass" -> "grass.", "green?" -> "green?"."""
-    return text if (text := text.strip()).endswith(tuple(string.punctuation)) else f"{text}."
+    text = text.strip()
+    return text if text.endswith(tuple(string.punctuation)) else f"{text}."
 
 
 # ---------------------------------------------------------------- messages, and answers that are compared
@@ -177,10 +198,12 @@ Turns = list[tuple[str, str]]  # (role, text) of each message
 def is_messages(value: object) -> bool:
     """Whether a value is a list of messages: [{"role": "user", "content": "Hi?"}], or ShareGPT's [{"from": "human",
     "value": "Hi?"}]."""
-    if not (isinstance(value, list | tuple) and value):
+    if not isinstance(value, list | tuple):
         return False
-    fields = ({"role", "content"}, {"from", "value"})
-    return all(isinstance(one, dict) and any(pair <= one.keys() for pair in fields) for one in value)
+    for one in value:
+        if not isinstance(one, dict) or not ({"role", "content"} <= one.keys() or {"from", "value"} <= one.keys()):
+            return False
+    return bool(value)
 
 
 def _messages(row: dict, column: str) -> dict:
@@ -205,12 +228,15 @@ def read_dialogue(prompt: object, answer: object) -> tuple[str, str | None]:
     turns = [] if prompt is None else _turns(prompt)
     if isinstance(answer, str):
         return _one_text(turns), answer.rstrip()
-    following, target = [] if answer is None else _turns(answer), None
+    following = [] if answer is None else _turns(answer)
+    target = None
     if following and following[-1][0] == "assistant":
         *following, (_, target) = following
     if any(following[start : start + len(turns)] == turns for start in range(len(following))):
         return _one_text(following), target  # the answer's list has the prompt's turns too
-    both = next(n for n in range(min(map(len, (turns, following))), -1, -1) if turns[len(turns) - n :] == following[:n])
+    both = min(len(turns), len(following))  # turns that end the prompt and begin the answer
+    while turns[len(turns) - both :] != following[:both]:
+        both -= 1
     return _one_text(turns + following[both:]), target
 
 
@@ -220,8 +246,11 @@ def _turns(value: Any) -> Turns:
         return [("user", value.strip())]
     if not is_messages(value):
         raise UserError(f"{value!r:.60} is neither a text nor a list of messages, which have role and content")
-    pairs = [(one["role"], one["content"]) if "role" in one else (one["from"], one["value"]) for one in value]
-    return [(_ROLES.get(role, role), _content(content)) for role, content in pairs]
+    turns = []
+    for one in value:
+        role, content = (one["role"], one["content"]) if "role" in one else (one["from"], one["value"])
+        turns.append((_ROLES.get(role, role), _content(content)))
+    return turns
 
 
 def _content(content: object) -> str:
@@ -235,7 +264,9 @@ def _content(content: object) -> str:
 
 
 def _one_text(turns: Turns) -> str:
-    return turns[0][1] if len(turns) == 1 else "\n".join(f"{role}: {text}" for role, text in turns)
+    if len(turns) == 1:
+        return turns[0][1]
+    return "\n".join(f"{role}: {text}" for role, text in turns)
 
 
 # ---------------------------------------------------------------- diacritics
@@ -284,5 +315,6 @@ TRANSFORMS: dict[str, Callable[[dict], dict | list[dict]]] = {
     "conversations": functools.partial(_messages, column="conversations"),
     "prompt_completion": _prompt_completion,
     **{f"natural_instructions_{n}": functools.partial(_natural_instructions, examples=n) for n in range(5)},
-    **{shape: function for feature in task_features() for shape, (_, function) in feature.shapes.items()},
 }
+for _feature in task_features():
+    TRANSFORMS |= {shape: function for shape, (_, function) in _feature.shapes.items()}

@@ -29,7 +29,7 @@ from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eva
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
 from foundry.common.processes import run_script, say
-from foundry.common.reports import aligned, human_time, read_json, read_metrics, with_floats
+from foundry.common.reports import aligned_cells, human_time, read_json, read_metrics, with_floats
 from foundry.training.rows_read import tokens_at
 from tools.seed_scores import mean_and_deviation
 
@@ -146,7 +146,7 @@ def runs_table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
             form = "{:.4f}" if metric.startswith("eval_") else "{:.4g}"
             row.append(mean_and_deviation([last(run, metric) for run in runs], form))
         rows.append([*row, human_time(sum(seconds) / len(seconds))])
-    return aligned(rows)
+    return aligned_cells(rows)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -40,7 +40,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.paths import check_folder, is_free, refuse_links
 from foundry.common.processes import print_once, run_script, say
-from foundry.common.reports import aligned, metrics_key, read_metrics, start_summary
+from foundry.common.reports import aligned_cells, metrics_key, read_metrics, start_summary
 from foundry.common.secrets import is_secret, without_secrets
 from foundry.common.words import did_you_mean
 from foundry.common.yaml_files import read_yaml
@@ -457,7 +457,7 @@ def report(study: "Study", sweep: Sweep) -> int:
         rows.append(
             [attributes["run"][:4], state, *(values.get(name, "-") for name in names), value, attributes["run"]]
         )
-    print_once("", aligned(rows))
+    print_once("", aligned_cells(rows))
     for trial in trials:
         if "error" in trial.user_attrs:
             print_once(f"trial {trial.user_attrs['run'][:4]} failed: {trial.user_attrs['error']}")

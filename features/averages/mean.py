@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from foundry.common.errors import UserError
-from foundry.common.whole_folders import checkpoints_of, damage, step_of
+from foundry.common.whole_folders import checkpoint_step, checkpoints_of, damage
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer, tokenizer_fingerprint
 from foundry.model_t5 import load_model
 
@@ -24,11 +24,11 @@ def named_checkpoints(names: list[str]) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"--average {folder}: no such folder")
-        if step_of(folder) is not None and (reason := damage(folder)):
+        if checkpoint_step(folder) is not None and (reason := damage(folder)):
             raise UserError(f"--average {folder}: is damaged: {reason}. Leave it out")
     if len({folder.resolve() for folder in folders}) < len(folders) or len(folders) < 2:
         raise UserError(f"--average {' '.join(names)}: needs two or more checkpoints, each once")
-    return sorted(folders, key=lambda folder: step_of(folder) or 0)
+    return sorted(folders, key=lambda folder: checkpoint_step(folder) or 0)
 
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:

@@ -23,8 +23,8 @@ from foundry.publishing.exports import (
     Original,
     compare_outputs,
     described_within,
-    encoder_of,
-    outputs_of,
+    encoder_alone,
+    encoder_outputs,
     refuse_part,
 )
 from foundry.publishing.file_names import TOKENIZER
@@ -52,7 +52,7 @@ def refuse_ctranslate2_encoder(config: PreTrainedConfig, kind: str) -> None:
 def export_ctranslate2_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes the encoder and its tokenizer into `folder`, and loads the encoder again; returns (its comparison with
     PyTorch, one line about it)."""
-    model = encoder_of(original.model)
+    model = encoder_alone(original.model)
     config, tokens = model.config, original.tokenizer
     options = dict(activation=ACTIVATIONS[config.dense_act_fn], ffn_glu=config.is_gated_act, rms_norm=True)
     options |= dict(pre_norm=True, relative_attention_bias=True)
@@ -70,7 +70,7 @@ def export_ctranslate2_encoder(kind: str, original: Original, folder: Path) -> t
     encoder, sources = ctranslate2.Encoder(str(folder), device="cpu"), original.sources
     states = np.array(encoder.forward_batch(sources).last_hidden_state)  # padded
     found = [row[: len(source)] for row, source in zip(states, sources, strict=True)]
-    result = compare_outputs(kind, outputs_of(original.model, sources), found, TOLERANCE)
+    result = compare_outputs(kind, encoder_outputs(original.model, sources), found, TOLERANCE)
     return result, f"the encoder alone: {described_within(result)} of PyTorch's in {result['texts']} texts"
 
 

@@ -27,7 +27,7 @@ from foundry.publishing.exports import (
     Format,
     Original,
     compare,
-    described,
+    described_comparison,
     pytorch_answers,
     pytorch_tokens,
     refuse_part,
@@ -240,7 +240,7 @@ def export_ctranslate2(kind: str, original: Original, folder: Path) -> tuple[dic
         pairs = zip(pytorch_tokens(model, sources, wanted), engine.tokens(sources, search), strict=True)
         result |= {"search": search, "same_beams": sum(one == other for one, other in pairs)}
         more = f", {result['same_beams']} with {shown_search(search)}"
-    line = described(result, more)
+    line = described_comparison(result, more)
     if leaves_out_cap:
         line += f"; {NO_CAP}"
     if "longest_source" in limits:

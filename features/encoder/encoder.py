@@ -17,8 +17,8 @@ from foundry.publishing.exports import (
     compare_outputs,
     copy_pooling,
     described_within,
-    encoder_of,
-    outputs_of,
+    encoder_alone,
+    encoder_outputs,
     refuse_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, MODEL, POOLING, TOKENIZER
@@ -55,7 +55,7 @@ def refuse_encoder(config: PreTrainedConfig, kind: str) -> None:
 def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     """Writes the encoder and the tokenizer. pooled: also the files of sentence-transformers, which older versions of it
     read too: those of the checkpoint, or else a text's embedding is the mean of its token states."""
-    encoder_of(original.model).save_pretrained(folder)
+    encoder_alone(original.model).save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
     if not pooled or copy_pooling(original, folder):
         return
@@ -80,8 +80,8 @@ def compare_encoder(kind: str, original: Original, folder: Path) -> dict:
     sentence-transformers is installed, it loads the folder written for it. UserError for a difference beyond the
     tolerance."""
     sources, loaded_by = original.sources, ["transformers"]
-    wanted = outputs_of(original.model, sources)
-    found = outputs_of(type(encoder_of(original.model)).from_pretrained(folder).eval(), sources)
+    wanted = encoder_outputs(original.model, sources)
+    found = encoder_outputs(type(encoder_alone(original.model)).from_pretrained(folder).eval(), sources)
     if kind == "sentence_transformers" and importlib.util.find_spec(kind):
         from sentence_transformers import SentenceTransformer
 

@@ -222,9 +222,9 @@ class Exported(ModelSource):
         from constants import TASK_RECORD
         from foundry.common.reports import read_json
         from foundry.modeling.loading import load_config
-        from foundry.publishing.exports import part_of
+        from foundry.publishing.exports import lone_part
 
-        part = part_of(load_config(name_or_path, "--model_name_or_path"))
+        part = lone_part(load_config(name_or_path, "--model_name_or_path"))
         record = read_json(Path(name_or_path) / TASK_RECORD)  # of LoRA's matrices, whose base may be a whole model
         if part is None and not record.keys() & {"head", "embedding"}:
             return None

@@ -36,7 +36,7 @@ from foundry.common.whole_folders import patiently
 from foundry.corpora.gaps import cut_source, source_ids
 from foundry.model_t5 import fit_vocabulary
 from foundry.training.batching import padding_collator
-from tasks.model_folders import Encoder
+from tasks.model_folders import LoadedEncoder
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import source_prefix
 from tasks.task_records import recorded_rows
@@ -140,7 +140,7 @@ class EmbeddingReader(EncoderReader):
         width = output.write()
         return {"embeddings": f"{new:,} of {width:,} numbers in {output.path}"}
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> LoadedEncoder:
         answer = functools.partial(self.of_batch, self.model())
 
         def read(given: str | dict) -> Read:
@@ -148,7 +148,7 @@ class EmbeddingReader(EncoderReader):
             return self.read(text)
 
         about = {"checkpoint": self.folder, "embedding": self.described}
-        return Encoder("embedding", ["text"], None, source_prefix(self.entry), self.most, about, read, answer)
+        return LoadedEncoder("embedding", ["text"], None, source_prefix(self.entry), self.most, about, read, answer)
 
 
 class EmbeddingAnswers(EncoderAnswers):

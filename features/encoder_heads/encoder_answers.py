@@ -39,7 +39,7 @@ from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
 from tasks.front import Front, check_front
-from tasks.model_folders import Encoder
+from tasks.model_folders import LoadedEncoder
 from tasks.predictions import check_files
 from tasks.registry import as_list, eval_splits
 from tasks.task_records import recorded_flags
@@ -103,7 +103,7 @@ class EncoderReader:
         raise NotImplementedError
 
     def of_batch(self, model: Any, inputs: list[Read]) -> list[dict]:
-        """The answers to a batch, as an `Encoder` gives them."""
+        """The answers to a batch, as an `LoadedEncoder` gives them."""
         raise NotImplementedError
 
     def output(self, settings: dict) -> Any:
@@ -119,7 +119,7 @@ class EncoderReader:
         """What `output` has of an input."""
         raise NotImplementedError
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> LoadedEncoder:
         """What a Front asks."""
         raise NotImplementedError
 

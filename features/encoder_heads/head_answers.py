@@ -41,7 +41,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import plain_json
 from foundry.corpora.files import is_plain_text, open_text
 from foundry.corpora.reading import read_rows
-from tasks.model_folders import Encoder
+from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
 from tasks.task_records import read_record, recorded_rows
@@ -152,7 +152,7 @@ class HeadReader(EncoderReader):
         is_nothing = one == ""  # a text that is blank has no class
         return plain_json(row) | ({"prediction": None} if is_nothing else answer)
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> LoadedEncoder:
         kind, model = self.kind, self.model()
         reader = InputReader(self.entry, self.args.source_column)
         columns = [kind.form.columns[0]] if isinstance(kind, Tokens) else reader.inputs
@@ -177,7 +177,7 @@ class HeadReader(EncoderReader):
 
         labels = None if isinstance(kind, Number) else kind.labels
         about = {"checkpoint": self.folder} | kind.plan()
-        return Encoder(kind.name, columns, labels, "", self.most, about, read, answer)
+        return LoadedEncoder(kind.name, columns, labels, "", self.most, about, read, answer)
 
 
 class HeadAnswers(EncoderAnswers):

@@ -39,7 +39,7 @@ from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
 from foundry.corpora.round_trip import percent
 from tasks import registry
-from tasks.rows import halves
+from tasks.rows import held_out_halves
 from tasks.tasks import Task, Tasks, named_tasks
 
 SHOWN_ROWS = 4
@@ -98,7 +98,7 @@ class HeadTask(Task):
         if not rows:
             named = "hub_dataset" if self.args.hub_dataset else f"{source}_file"
             raise UserError(f"--{named}: no rows in the split {source}")
-        return halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
+        return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
 
     def rows_of_hub(self, split: str) -> Iterator[Any]:
         """The rows of a split of --hub_dataset. UserError if there is none."""

@@ -29,9 +29,9 @@ from foundry.publishing.exports import (
     Original,
     compare,
     compare_outputs,
-    described,
+    described_comparison,
     described_within,
-    outputs_of,
+    encoder_outputs,
 )
 from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
 
@@ -143,12 +143,12 @@ def compare_answers(kind: str, original: Original, engine: LlamaEngine) -> tuple
     pairs = zip(sources, original.answers.tokens, strict=True)
     found = Answers(written, [engine.log_probs(source, tokens) for source, tokens in pairs])
     result = compare(kind, original.answers, found, TOLERANCES[kind])
-    return result, described(result)
+    return result, described_comparison(result)
 
 
 def compare_states(kind: str, original: Original, engine: LlamaEngine) -> tuple[dict, str]:
     """(the comparison of the encoder's output, in words)."""
-    wanted = outputs_of(original.model, original.sources)
+    wanted = encoder_outputs(original.model, original.sources)
     found = list(map(engine.encode, original.sources))
     result = compare_outputs(kind, wanted, found, TOLERANCES[kind])
     return result, f"{described_within(result)} of PyTorch's"

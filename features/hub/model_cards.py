@@ -15,8 +15,8 @@ from features.hub.names import local_flags, names_in
 from foundry.arguments.task import task_names
 from foundry.common.reports import human_count, human_time
 from foundry.modeling.families import family_of, is_tied, outgrows_cache, shape_of
-from foundry.publishing.exports import part_of, shown_search
-from foundry.publishing.records import first_entry, task_of
+from foundry.publishing.exports import lone_part, shown_search
+from foundry.publishing.records import first_entry, task_of_run
 from foundry.training.rows_read import tokens_at
 from tasks.registry import as_list, source_text
 
@@ -41,7 +41,7 @@ def model_card(
     fields of the front matter that no file holds: license, language.
     """
     run, results = record["run"], record["results"]
-    arguments, task = run.get("arguments", {}), task_of(run)
+    arguments, task = run.get("arguments", {}), task_of_run(run)
     entry = first_entry(task, arguments) if task else {}
     numbers = _numbers(results, [] if "averaged" in record else record["metrics"])
     # An export may be made elsewhere, where a relative path of the run looks like a name of the Hub.
@@ -53,7 +53,7 @@ def model_card(
     # ByT5's sentinels are not its tokenizer's <extra_id_n>.
     has_marks = getattr(model.config, "sentinel_ids", None) and not reads_ids
     steps, seconds = (max((line.get(key, 0) for line in record["metrics"]), default=0) for key in ("step", "seconds"))
-    part = part_of(model.config)
+    part = lone_part(model.config)
     front = _front_matter(name, arguments, local, objective, task, entry, numbers, given)
     if part:
         _name_encoder(front, _encoder_task(arguments, part, embeds), numbers, embeds)

@@ -76,13 +76,13 @@ class RunUploads:
         """Uploads the finished run's folder with its model card; returns the repository's address. UserError, with the
         command that uploads later, if that fails."""
         from features.hub.model_cards import model_card  # imports all of tasks/
-        from foundry.publishing.records import read_run
+        from foundry.publishing.records import read_run_folder
 
         self.wait()
         folder = Path(self.args.output_dir)
         has = {"has_curve": "loss.png", "embeds": "modules.json"}
         has = {name: (folder / file).is_file() for name, file in has.items()}
-        card = model_card(self.repository, read_run(folder), model, **has)
+        card = model_card(self.repository, read_run_folder(folder), model, **has)
         (folder / "README.md").write_text(card, encoding="utf-8")
         files, private = published(folder, texts=self.texts), self.args.hub_private_repo
         try:

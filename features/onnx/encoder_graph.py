@@ -30,9 +30,9 @@ from foundry.publishing.exports import (
     compare_outputs,
     copy_pooling,
     described_within,
-    encoder_of,
-    outputs_of,
-    part_of,
+    encoder_alone,
+    encoder_outputs,
+    lone_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, POOLING, TOKENIZER
 
@@ -68,7 +68,7 @@ def refuse_onnx_encoder(config: PreTrainedConfig, kind: str) -> None:
 def export_onnx_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, str]:
     """Writes the encoder into `folder`, with its configuration and tokenizer; returns (its comparison with PyTorch, one
     line about it)."""
-    model = encoder_of(original.model)
+    model = encoder_alone(original.model)
     (folder / FILE).parent.mkdir(parents=True)
     write_graph(model, folder / FILE)
     config = copy.deepcopy(model.config)
@@ -80,7 +80,7 @@ def export_onnx_encoder(kind: str, original: Original, folder: Path) -> tuple[di
     result = compare_graph(kind, original.model, original.sources, folder / FILE)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / FILE).parent.iterdir()) / 1e6, 1)
     how = "each alone, all in a padded batch, and as one"
-    what = "the encoder with its head" if part_of(config) == "a head" else "the encoder alone"
+    what = "the encoder with its head" if lone_part(config) == "a head" else "the encoder alone"
     line = f"{what}: {described_within(result)} of PyTorch's in {result['texts']} texts, {how}"
     return result, f"{line}; its tokenizer cuts texts at {longest} tokens (model_max_length of tokenizer_config.json)"
 
@@ -129,7 +129,7 @@ def compare_graph(kind: str, model: PreTrainedModel, sources: list[list[int]], f
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
     joined = [token for source in sources for token in source][:LONGEST_SOURCE]
-    wanted = outputs_of(model, [*sources, joined, *sources])
+    wanted = encoder_outputs(model, [*sources, joined, *sources])
     found = [run_encoder(session, [source])[0] for source in [*sources, joined]] + run_encoder(session, sources)
     return compare_outputs(kind, wanted, found, TOLERANCE) | dict(texts=len(sources))
 

@@ -31,8 +31,8 @@ from foundry.publishing.exports import (
     Format,
     Original,
     compare,
-    described,
-    encoder_of,
+    described_comparison,
+    encoder_alone,
     refuse_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, TOKENIZER
@@ -207,7 +207,7 @@ def export_onnx(kind: str, original: Original, folder: Path) -> tuple[dict, str]
     comparison with PyTorch, one line about it)."""
     model = original.model
     (folder / ENCODER).parent.mkdir(parents=True)
-    write_graph(encoder_of(model), folder / ENCODER)
+    write_graph(encoder_alone(model), folder / ENCODER)
     write_decoder(model, folder / DECODER)
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
@@ -220,7 +220,7 @@ def export_onnx(kind: str, original: Original, folder: Path) -> tuple[dict, str]
     save_tokenizer(original.tokenizer, folder)
     result = compare_whole(kind, original, folder)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / "onnx").iterdir()) / 1e6, 1)
-    return result, described(result) + beams_left_out(original.num_beams, own.num_beams)
+    return result, described_comparison(result) + beams_left_out(original.num_beams, own.num_beams)
 
 
 def beams_left_out(of_task: int | None, of_model: int | None) -> str:

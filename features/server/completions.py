@@ -20,7 +20,7 @@ from features.server.waiting_texts import Row, Written
 from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import decoded
 from foundry.training.drawn_answers import uniform_numbers
-from tasks.answering import Engine, Plan, tokenised
+from tasks.answering import Engine, Plan, tokenise
 from tasks.examples import class_label_ids, decode_texts
 from tasks.predictions import Input
 from tasks.rows import is_text_corpus
@@ -250,13 +250,13 @@ class CompletionReader:
         return prompt
 
     def _tokenised(self, item: Input) -> Asked:
-        sources, most = tokenised(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
+        sources, most = tokenise(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
         longest = max(map(len, sources), default=0)
         if longest <= most:
             return Asked(item, sources, None)
         if not self.cuts:
             raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
-        return Asked(item, tokenised(item.texts, self.own), longest)
+        return Asked(item, tokenise(item.texts, self.own), longest)
 
     def _rows(
         self, body: Completion, source: list[int], drawn_by: tuple[int, int], first: int, told: Callable[[], object]

@@ -25,7 +25,7 @@ from foundry.common.errors import UserError
 from foundry.common.processes import made_apart
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_score
-from tasks.model_folders import Encoder
+from tasks.model_folders import LoadedEncoder
 
 
 class Classify(Fields):
@@ -69,7 +69,7 @@ class EncoderBatches(TextBatches):
 class EncoderService(Service):
     """Answers with what an encoder says of texts."""
 
-    def __init__(self, args: Any, encoder: Encoder, feature: Server):
+    def __init__(self, args: Any, encoder: LoadedEncoder, feature: Server):
         self.encoder = encoder
         longest = rows_to_score(load_config(args.model_name_or_path, "--model_name_or_path"), encoder.most, 1)
         rows, seconds = min(args.batch_size, longest), feature.max_wait_ms / 1000
@@ -162,7 +162,7 @@ def shown_embedding(row: EncodedRow, body: Embeddings) -> dict:
     return {"embedding": numbers.tolist()}
 
 
-def serve_encoder(args: Any, encoder: Encoder, feature: Server) -> None:
+def serve_encoder(args: Any, encoder: LoadedEncoder, feature: Server) -> None:
     """Answers requests until the process is told to end. args: the flags of predict_t5.py."""
     service = EncoderService(args, encoder, feature)
     run(service, encoder.about | {"inputs": f"those of requests to {', '.join(service.posts)}"})

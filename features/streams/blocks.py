@@ -35,7 +35,7 @@ from foundry.corpora.reading import (
     batches,
     byte_lines,
     csv_rows,
-    decoded,
+    decoded_line,
     has_pages,
     json_object,
     json_value,
@@ -283,7 +283,7 @@ class FileCorpus(Corpus):
                 wrong = "pages of <doc> begin here, after gigabytes of lines: give them in a file of their own"
                 raise UserError(f"{block.path}, line {number}: {wrong}")
             return {self.text_column: document}
-        text = decoded(line, block.path, place).strip()
+        text = decoded_line(line, block.path, place).strip()
         return json_object(json_value(text, block.path, number), f"{block.path}, line {number}") if text else None
 
     def _skip(self, block: Block, place: int, line: bytes) -> None:

@@ -18,7 +18,7 @@ from foundry.arguments.training import FineTuningArguments, T5TrainingArguments,
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.files import say_once
-from foundry.corpora.hub import classes_of
+from foundry.corpora.hub import class_names_of
 from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
 from tasks import examples, registry
@@ -257,7 +257,7 @@ def row_splitter(
 ) -> Callable[[dict], list[dict]]:
     """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
     reader = SplitReader(name, task, args, split, files_of="train")
-    names = classes_of(getattr(corpus, "dataset", getattr(corpus, "files", None)))
+    names = class_names_of(getattr(corpus, "dataset", getattr(corpus, "files", None)))
     for path in reader.files or []:
         names |= class_names(path)
 

@@ -27,7 +27,7 @@ from foundry.corpora.files import say_once
 from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
 from foundry.corpora.preview import Sample, described_spread, spread
-from foundry.corpora.reading import column_texts, read_any_rows, text_of
+from foundry.corpora.reading import cell_text, column_texts, read_any_rows
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from foundry.corpora.tokenizers import tokenizer_fingerprint
@@ -161,7 +161,7 @@ def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
 
 def document_reader(found: FoundText, corpus: Corpus) -> Callable[[dict], str | IdDocument]:
     """The function from the row that was read last to its document. UserError if its column is missing."""
-    flag, column, read = "--text_column", found.args.text_column, text_of
+    flag, column, read = "--text_column", found.args.text_column, cell_text
     if found.ids:
         flag, column, read = "--input_ids_column", found.args.input_ids_column or found.args.text_column, ids_of_row
 

@@ -21,9 +21,9 @@ from foundry.common.processes import say, user_cache
 from foundry.common.reports import start_summary
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer
-from tasks.answering import Engine, Plan, answer_window, summary, tokenised
+from tasks.answering import Engine, Plan, answer_window, summary, tokenise
 from tasks.examples import class_label_ids
-from tasks.model_folders import Encoder
+from tasks.model_folders import LoadedEncoder
 
 HEADERS = ["prediction", "log_probability"]  # columns of the table of `n_best`
 HERE = {"localhost", "127.0.0.1", "::1"}
@@ -49,7 +49,7 @@ def show_page(plan: Plan, engine: Engine) -> None:
     def answer(row: dict[str, str]) -> dict:
         item, plan.endless, plan.no_value = plan.reader.made({}, row), 0, 0
         (record,) = answer_window([item], engine, plan, tqdm(disable=True), first=0)
-        sources = tokenised(item.texts, plan)
+        sources = tokenise(item.texts, plan)
         uncut = [len(ids) for ids in source_ids(plan.tokenizer, item.texts)]
         record["read"] = "\n".join(as_read(*one, plan.tokenizer) for one in zip(sources, uncut, strict=True))
         record["notes"] = list(plan.odd().values())
@@ -79,7 +79,7 @@ def order_of(engine: Engine, plan: Plan) -> str:
 
 
 # ---------------------------------------------------------------- encoders
-def show_encoder(args: Any, encoder: Encoder) -> None:
+def show_encoder(args: Any, encoder: LoadedEncoder) -> None:
     """Opens the page of --web for an encoder, and answers its inputs until Ctrl-C. Of embeddings it compares two texts,
     of which the first is a query if the model has a prompt for queries. args: the flags of predict_t5.py."""
     tokenizer, prompt = answering_tokenizer(args.model_name_or_path, args.tokenizer_name), encoder.prompt

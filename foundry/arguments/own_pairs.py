@@ -24,7 +24,9 @@ HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named
 _MADE: dict[str, tuple[str, ...]] = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
 _MADE["alpaca"] = ("instruction", "output")
 _MADE |= {"messages": ("messages",), "conversations": ("conversations",)}
-_OF_FEATURES = {shape: columns for feature in task_features() for shape, (columns, _) in feature.shapes.items()}
+_OF_FEATURES: dict[str, tuple[str, ...]] = {}
+for _feature in task_features():
+    _OF_FEATURES |= {shape: columns for shape, (columns, _) in _feature.shapes.items()}
 _MADE |= _OF_FEATURES
 SHAPES = _MADE | {  # in the shapes below, the two columns are source and target
     "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
@@ -36,28 +38,11 @@ _METRICS = {"class": ["accuracy", "f1_macro"], "number": ["pearson", "spearman"]
 _LENGTHS = {"class": (512, 8), "number": (512, 16), "text": (512, 128)}
 FLAGS_OF_FEATURES = tuple(field.name for feature in task_features() for field in dataclasses.fields(feature))
 SOURCES = ("train_file", "source_file", "hub_dataset", "validation_file", "validation_source_file")
-_DESCRIBING = (
-    "source_column",
-    "target_column",
-    "tsv_header",
-    "source_prefix",
-    "target_type",
-    "labels",
-    "positive_label",
-    "metrics",
-    "record_shape",
-    "records",
-    "skip_rows_where",
-    "json_as_text",
-    "source_file",
-    "target_file",
-    "validation_source_file",
-    "validation_target_file",
-    "hub_dataset",
-    "hub_config",
-    "validation_split_percentage",
-    *FLAGS_OF_FEATURES,
-)
+# Flags that say how a row of own pairs is read and scored.
+READING = ("source_column", "target_column", "tsv_header", "source_prefix", "target_type", "labels", "positive_label")
+READING += ("metrics", "record_shape", "records", "skip_rows_where", "json_as_text")
+_DESCRIBING = (*READING, "source_file", "target_file", "validation_source_file", "validation_target_file")
+_DESCRIBING += ("hub_dataset", "hub_config", "validation_split_percentage", *FLAGS_OF_FEATURES)
 _GOES_WITH = {
     "source_column": "target_column",
     "target_column": "source_column",
@@ -83,16 +68,20 @@ _APART = (
 # `args` are TaskArguments, whose module imports this one.
 def names_own_pairs(args: Any) -> bool:
     """Whether the flags name pairs that no entry of DATASET_VALS describes."""
-    alone = args.benchmark is None and args.dataset_name is None and any(getattr(args, flag) for flag in SOURCES)
-    described = any(getattr(args, flag) not in (None, [], "") for flag in _DESCRIBING)  # "" drops a task's prefix
-    return alone or described or OWN in comma_words(args.dataset_name or "")
+    if any(getattr(args, flag) not in (None, [], "") for flag in _DESCRIBING):  # "" drops a task's prefix
+        return True
+    if args.benchmark is None and args.dataset_name is None:
+        return any(getattr(args, flag) for flag in SOURCES)
+    return OWN in comma_words(args.dataset_name or "")
 
 
 def shapes_for(args: Any) -> tuple[Sequence[str], str]:
     """(names of the record shapes that are tried in this order, what an error asks for beside --source_column and
     --target_column): those of the feature that the flags ask for, or else all others."""
-    asked = (feature.shapes_for(args) for feature in task_features())
-    return next(filter(None, asked), ([shape for shape in SHAPES if shape not in _OF_FEATURES], ""))
+    for feature in task_features():
+        if asked := feature.shapes_for(args):
+            return asked
+    return [shape for shape in SHAPES if shape not in _OF_FEATURES], ""
 
 
 def has_training_rows(args: Any) -> bool:
@@ -107,12 +96,14 @@ def has_validation_files(args: Any) -> bool:
 def check_own_pairs(args: Any) -> None:
     """UserError for contradictions among the flags of own pairs, and for missing files."""
     if not any(getattr(args, flag) for flag in SOURCES):
-        flag = next((name for name in _DESCRIBING if getattr(args, name) not in (None, [])), None)
-        named = f"--{flag} describes pairs of your own: name them" if flag else f"--dataset_name {OWN}: name your pairs"
+        described = [name for name in _DESCRIBING if getattr(args, name) not in (None, [])]
+        named = f"--dataset_name {OWN}: name your pairs"
+        if described:
+            named = f"--{described[0]} describes pairs of your own: name them"
         raise UserError(f"{named} with --train_file, --source_file and --target_file, or --hub_dataset")
     for flag, other in _GOES_WITH.items():
-        if getattr(args, flag) and not getattr(args, other):
-            value = getattr(args, flag)
+        value = getattr(args, flag)
+        if value and not getattr(args, other):
             raise UserError(f"--{flag} {','.join(value) if isinstance(value, list) else value}: needs --{other}")
     for flags, others, reason in _APART:
         for flag, other in itertools.product(flags, others):
@@ -122,9 +113,9 @@ def check_own_pairs(args: Any) -> None:
     if args.labels and args.target_type not in (None, "class"):
         raise UserError(f"--labels needs --target_type class, not {args.target_type}")
     for flags in (("source_file", "target_file"), ("validation_source_file", "validation_target_file")):
-        counts = [
-            len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES, parallel=True)) for flag in flags
-        ]
+        counts = []
+        for flag in flags:
+            counts.append(len(expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES, parallel=True)))
         if counts[0] != counts[1]:
             raise UserError(
                 f"--{flags[0]} names {counts[0]} files and --{flags[1]} {counts[1]}: give the two sides "
@@ -143,19 +134,23 @@ def own_entry(args: Any) -> dict:
     """The entry that the flags describe; without `inputs` if they name neither columns nor a shape of records."""
     kind = args.target_type or ("class" if args.labels else "text")
     source_length, target_length = _LENGTHS[kind]
+    if args.max_target_length not in (None, AUTO):
+        target_length = args.max_target_length
     entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
     entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
     entry |= dict(records=args.records, skip_where=_skipped(args), json_as_text=args.json_as_text or None)
-    entry |= dict(hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None, files=_files(args))
-    entry |= dict(held_out=args.validation_split_percentage, **_fields_of_features(args))
-    entry |= dict(max_source_length=args.max_source_length or source_length)
-    given = args.max_target_length
-    entry |= dict(max_target_length=target_length if given in (None, AUTO) else given)
+    if args.hub_dataset:
+        entry |= dict(hub=(args.hub_dataset, args.hub_config))
+    entry |= dict(files=_files(args), held_out=args.validation_split_percentage, **_fields_of_features(args))
+    entry |= dict(max_source_length=args.max_source_length or source_length, max_target_length=target_length)
     return {field: value for field, value in entry.items() if value not in (None, {}, [])}
 
 
 def _fields_of_features(args: Any) -> dict[str, Any]:
-    return {name: value for feature in task_features() for name, value in feature.fields_of(args).items()}
+    fields: dict[str, Any] = {}
+    for feature in task_features():
+        fields |= feature.fields_of(args)
+    return fields
 
 
 def prefix_of(text: str | None) -> str | None:
@@ -164,7 +159,9 @@ def prefix_of(text: str | None) -> str | None:
     words = (text or "").rstrip(" ")
     if not words.endswith(":"):
         return text or None
-    return words + " " if words[:-1] != words[:-1].rstrip() else words[:-1] or None
+    if words[:-1] != words[:-1].rstrip():
+        return words + " "
+    return words[:-1] or None
 
 
 def _columns(args: Any) -> dict:
@@ -176,16 +173,18 @@ def _columns(args: Any) -> dict:
     if args.record_shape:
         source, target = SHAPES[args.record_shape]
         columns = dict(inputs={"": source}, target=target)
-        return columns | dict(preprocess=args.record_shape) if args.record_shape in _MAY_BE_MESSAGES else columns
+        if args.record_shape in _MAY_BE_MESSAGES:
+            columns |= dict(preprocess=args.record_shape)
+        return columns
     if not args.source_column:
         return {}
     sources, targets, named = column_names(args.source_column), column_names(args.target_column), named_columns(args)
-    inputs = {"" if len(sources) == 1 else name: name for name in sources}
+    inputs = {"": sources[0]} if len(sources) == 1 else {name: name for name in sources}
     renamed = {}
-    if args.tsv_header is False:
-        if wrong := next((name for name in named if not name.isdecimal()), None):
-            raise UserError(f"--tsv_header false: such columns are named by number, from 0 on, not by {wrong!r}")
-        renamed = {name: int(name) for name in named}
+    for name in named if args.tsv_header is False else ():
+        if not name.isdecimal():
+            raise UserError(f"--tsv_header false: such columns are named by number, from 0 on, not by {name!r}")
+        renamed[name] = int(name)
     if len(targets) == 1:
         return dict(inputs=inputs, target=targets[0], file_columns=renamed)
     target = " or ".join(targets)
@@ -197,7 +196,9 @@ def _columns(args: Any) -> dict:
 def column_names(words: list[str] | None) -> list[str]:
     """The columns that a flag names: ["a,b"] and ["a", "b"] -> ["a", "b"]; ['"a, b"'] -> ["a, b"]."""
     words = words or []
-    return comma_words(words[0]) if len(words) == 1 and {",", '"'} & set(words[0]) else list(words)
+    if len(words) == 1 and {",", '"'} & set(words[0]):
+        return comma_words(words[0])
+    return list(words)
 
 
 def named_columns(args: Any) -> list[str]:
@@ -212,16 +213,21 @@ def _files(args: Any) -> dict:
     --data_dir is set, since that is the folder of the other tasks."""
 
     def one(paths: list[str]) -> str | list[str]:
-        shown = [str(home_path(path).absolute()) if args.data_dir else path for path in paths]
-        return shown[0] if len(shown) == 1 else shown
+        if args.data_dir:
+            paths = [str(home_path(path).absolute()) for path in paths]
+        return paths[0] if len(paths) == 1 else paths
 
-    files = {"train": args.train_file, "validation": args.validation_file}
-    files = {split: one(paths) for split, paths in files.items() if paths}
-    sides = {
-        "train": (args.source_file, args.target_file),
-        "validation": (args.validation_source_file, args.validation_target_file),
-    }
-    return files | {split: {"source": one(s), "target": one(t)} for split, (s, t) in sides.items() if s}
+    files: dict[str, Any] = {}
+    if args.train_file:
+        files["train"] = one(args.train_file)
+    if args.validation_file:
+        files["validation"] = one(args.validation_file)
+    if args.source_file:
+        files["train"] = {"source": one(args.source_file), "target": one(args.target_file)}
+    if args.validation_source_file:
+        sides = args.validation_source_file, args.validation_target_file
+        files["validation"] = {"source": one(sides[0]), "target": one(sides[1])}
+    return files
 
 
 def _skipped(args: Any) -> dict[str, list[str]]:

@@ -82,7 +82,7 @@ def take_from_accelerate(args: Any) -> None:
             f"accelerate's mixed_precision {precision}: T5 trains in bfloat16 or float32; make it "
             "bf16 or no, or give --bf16"
         )
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true" and not args.deepspeed:
+    if _accelerate_asks_for_deepspeed() and not args.deepspeed:
         args.deepspeed = _file_of_accelerate()
         if args.deepspeed is None:
             raise UserError(
@@ -112,7 +112,9 @@ def read_deepspeed(path: str) -> dict:
 
 def _is_enabled(config: dict, section: str) -> bool:
     value = config.get(section)
-    return bool(value.get("enabled", True) if isinstance(value, dict) else value)
+    if isinstance(value, dict):
+        return bool(value.get("enabled", True))
+    return bool(value)
 
 
 def flags_of_deepspeed(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
@@ -142,9 +144,14 @@ def flags_of_deepspeed(values: dict[str, Any], given: set[str]) -> dict[str, Any
 
 def _file_of_accelerate() -> str | None:
     """The deepspeed_config_file of `accelerate launch`, if it asks for DeepSpeed."""
-    asks = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
-    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none") if asks else "none"
+    if not _accelerate_asks_for_deepspeed():
+        return None
+    path = os.environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     return None if path == "none" else path
+
+
+def _accelerate_asks_for_deepspeed() -> bool:
+    return os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
 
 
 def _value_at(config: dict, place: str) -> Any:
@@ -164,16 +171,11 @@ def _optimizer_flags(path: str, section: dict | None) -> dict[str, Any]:
             "Make it AdamW, or remove the section and give --optim"
         )
     params = section.get("params", {})
-    betas = params.get("betas")
-    beta1, beta2 = betas if isinstance(betas, list) else (None, None)
-    return {
-        "optim": "adamw_torch",
-        "learning_rate": params.get("lr"),
-        "adam_beta1": beta1,
-        "adam_beta2": beta2,
-        "adam_epsilon": params.get("eps"),
-        "weight_decay": params.get("weight_decay"),
-    }
+    flags = {"optim": "adamw_torch", "learning_rate": params.get("lr"), "adam_epsilon": params.get("eps")}
+    flags["weight_decay"] = params.get("weight_decay")
+    if isinstance(params.get("betas"), list):
+        flags["adam_beta1"], flags["adam_beta2"] = params["betas"]
+    return flags
 
 
 def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
@@ -193,10 +195,14 @@ def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
         "lr_scheduler_type": schedule,
         "warmup_steps": params.get("warmup_num_steps"),
         "max_steps": params.get("total_num_steps"),
-        "warmup_start_factor": first / peak if isinstance(peak, float) and first != "auto" else 0.0,
+        "warmup_start_factor": 0.0,
         "final_learning_rate_factor": params.get(ends_at, last),
     }
-    return flags | ({} if peak is None else {"learning_rate": peak})
+    if isinstance(peak, float) and first != "auto":
+        flags["warmup_start_factor"] = first / peak
+    if peak is not None:
+        flags["learning_rate"] = peak
+    return flags
 
 
 def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict[str, int]:
@@ -206,8 +212,9 @@ def _accumulation(path: str, config: dict, values: dict, is_given: bool) -> dict
     if wanted == "auto":
         return {}
     per_pass = values["per_device_train_batch_size"] * world_size()
-    says_both = is_given or config.get("gradient_accumulation_steps", "auto") != "auto"
-    steps = values["gradient_accumulation_steps"] if says_both else max(1, wanted // per_pass)
+    steps = max(1, wanted // per_pass)
+    if is_given or config.get("gradient_accumulation_steps", "auto") != "auto":
+        steps = values["gradient_accumulation_steps"]
     if steps * per_pass != wanted:
         raise UserError(
             f"--deepspeed {path}: train_batch_size {wanted} is not what the flags make, {steps * per_pass:,} sequences "

@@ -93,9 +93,7 @@ class TaskArguments(*task_features()):  # type: ignore[misc]
     )
     max_source_length: int | None = option(None, "Source tokens; longer ones are cut. Not set: the task's.", **_LENGTH)
     max_target_length: int | str | None = option(
-        None,
-        "Target tokens; longer ones are cut. Not set: the task's; auto: whole in 999 of 1000 rows.",
-        **_LENGTH,
+        None, "Target tokens; longer ones are cut. Not set: the task's; auto: whole in 999 of 1000 rows.", **_LENGTH
     )
     preprocessing_num_workers: int = option(cores_here(), "Threads that tokenise.", at_least=1, at_most=MOST_PROCESSES)
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached data, keyed by the contents of the rows.")
@@ -122,14 +120,17 @@ def split_task(text: str) -> tuple[str | None, str]:
     """(--benchmark, --dataset_name) of --task: "glue/cola,glue/rte" -> ("glue", "cola,rte"). Tasks of other benchmarks
     than the first keep their prefix: "glue/cola,super_glue/rte" -> ("glue", "cola,super_glue/rte"). UserError for an
     unknown task."""
-    words = comma_words(text)
-    known = [f"{benchmark}/{name}" for benchmark, tasks in DATASET_VALS.items() for name in (*tasks, "all")]
+    words, known = comma_words(text), []
+    for benchmark, tasks in DATASET_VALS.items():
+        known += [f"{benchmark}/{name}" for name in (*tasks, "all")]
+    first = None
     for word in words:
         if word not in (*known, OWN):
             near = [name for name in known if name.endswith(f"/{word}")]
             hint = f" (did you mean {' or '.join(near)}?)" if near else did_you_mean(word, known, most=2)
             raise UserError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {_HUB_PAIRS}")
-    first = next((word.partition("/")[0] for word in words if word != OWN), None)
+        if first is None and word != OWN:
+            first, _, _ = word.partition("/")
     return first, ",".join(word.removeprefix(f"{first}/") for word in words)
 
 
@@ -145,13 +146,18 @@ def check_tasks(args: TaskArguments) -> dict[str, dict]:
     use_threads_to_tokenise(args.preprocessing_num_workers)
     if names_own_pairs(args):
         named = comma_words(args.dataset_name or OWN)
-        args.benchmark = args.benchmark or ("own" if named == [OWN] else _BUILTIN[0])
-        args.dataset_name = ",".join(named if OWN in named else [*named, OWN])
+        if named == [OWN]:
+            args.benchmark = args.benchmark or "own"
+        if OWN not in named:
+            named.append(OWN)
+        args.dataset_name = ",".join(named)
         complete_own_pairs(args)
-    args.benchmark, args.dataset_name = args.benchmark or _BUILTIN[0], args.dataset_name or _BUILTIN[1]
+    args.benchmark = args.benchmark or _BUILTIN[0]
+    args.dataset_name = args.dataset_name or _BUILTIN[1]
     names = task_names(args.benchmark, args.dataset_name)
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"--dataset_name {args.dataset_name}: {twice[0]} occurs twice. Name it once")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--dataset_name {args.dataset_name}: {name} occurs twice. Name it once")
     if names == [OWN]:
         refuse(args, "data_dir", "is for named tasks; give the paths of your own files in full, and leave it out")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
@@ -174,8 +180,12 @@ def task_names(benchmark: str, text: str) -> list[str]:
     names = []
     for word in comma_words(text):
         prefix, slash, name = word.rpartition("/")
-        tasks = DATASET_VALS.get(prefix or benchmark, {}) if name == "all" else {}
-        names += [prefix + slash + name for name, task in tasks.items() if "train_with" not in task] or [word]
+        found = []
+        if name == "all":
+            for task, entry in DATASET_VALS.get(prefix or benchmark, {}).items():
+                if "train_with" not in entry:
+                    found.append(prefix + slash + task)
+        names += found or [word]
     return names
 
 
@@ -189,7 +199,8 @@ def find_entry(benchmark: str, name: str) -> dict:
         if value not in known:
             hint = did_you_mean(value, known, most=2)
             elsewhere = [f"--task {other}/{value}" for other, named in DATASET_VALS.items() if value in named]
-            hint = f" (did you mean {' or '.join(elsewhere)}?)" if elsewhere and not hint else hint
+            if elsewhere and not hint:
+                hint = f" (did you mean {' or '.join(elsewhere)}?)"
             more = f"; {_HUB_PAIRS}" if "/" in value or flag == "--dataset_name" and not hint else ""
             raise UserError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
     return tasks[name]
@@ -197,17 +208,19 @@ def find_entry(benchmark: str, name: str) -> dict:
 
 def _named_entry(args: TaskArguments) -> dict:
     """The entry of the one task that the flags name, with the `fields_of_flags`."""
-    task = find_entry(args.benchmark, args.dataset_name)
-    if args.max_piece_length and "max_piece_length" not in task:
+    entry = find_entry(args.benchmark, args.dataset_name)
+    if args.max_piece_length and "max_piece_length" not in entry:
         refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
-    return task | fields_of_flags(vars(args))
+    return entry | fields_of_flags(vars(args))
 
 
 def fields_of_flags(flags: dict) -> dict:
     """The fields of a named task's entry that flags, or their record in task.json, replace: its lengths, and with
     --source_prefix '' its prefix."""
-    lengths = {name: flags[name] for name in LENGTHS if flags.get(name) not in (None, AUTO)}
-    return lengths | ({"prefix": None} if flags.get("source_prefix") == "" else {})
+    fields = {name: flags[name] for name in LENGTHS if flags.get(name) not in (None, AUTO)}
+    if flags.get("source_prefix") == "":
+        fields["prefix"] = None
+    return fields
 
 
 def check_task(args: TaskArguments) -> dict:
@@ -215,13 +228,14 @@ def check_task(args: TaskArguments) -> dict:
     the flags and for missing files."""
     if args.dataset_name == OWN:
         check_own_pairs(args)
-        task, suffixes, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
+        entry, known, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
     else:
-        task, suffixes, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
-    is_text = "max_piece_length" in task
+        entry, known, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
+    is_text = "max_piece_length" in entry
+    suffixes = TEXT_SUFFIXES if is_text else ROW_SUFFIXES
     for flag in ("train_file", "validation_file"):
-        for file in expand_files(f"--{flag}", getattr(args, flag) or [], TEXT_SUFFIXES if is_text else ROW_SUFFIXES):
-            if not is_text and data_kind(file) not in suffixes:
+        for file in expand_files(f"--{flag}", getattr(args, flag) or [], suffixes):
+            if not is_text and data_kind(file) not in known:
                 raise UserError(
                     f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
                     f".gz, .xz ...){hint}"
@@ -229,11 +243,11 @@ def check_task(args: TaskArguments) -> dict:
     check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise UserError(f"--data_dir {args.data_dir}: no such folder. Name the one with the task's files")
-    if "builtin" in task:
+    if "builtin" in entry:
         refuse(
             args,
             "data_dir",
             f"the task {args.dataset_name} brings its own data; for files of yours give "
             "--train_file and --validation_file, or in a mixture whole paths in the other task's entry",
         )
-    return task
+    return entry

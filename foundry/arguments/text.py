@@ -58,9 +58,7 @@ class PreTrainingDataArguments:
     )
     max_train_samples: int | None = option(None, "Use the first N training documents of each corpus only.", at_least=1)
     max_eval_samples: int | None = option(
-        None,
-        f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; on the fly fewer.",
-        at_least=1,
+        None, f"Validation chunks to score, spread over all text. Not set: {EVALUATED:,}; on the fly fewer.", at_least=1
     )
     objective: str = option("span_corruption", "Pre-training objective.", choices=OBJECTIVES)
     input_seq_length: int = option(512, "Tokens of an input, EOS included.", at_least=3, at_most=LONGEST)
@@ -70,12 +68,7 @@ class PreTrainingDataArguments:
     )
     packing: str = option(CHUNKS, "Rows of running text, or of separate documents.", choices=(CHUNKS, *PACKINGS))
     eos_between_documents: bool | None = option(None, "Put an EOS between documents when joining them. T5 does not.")
-    preprocessing_num_workers: int = option(
-        cores_here(),
-        "Threads that tokenise.",
-        at_least=1,
-        at_most=MOST_PROCESSES,
-    )
+    preprocessing_num_workers: int = option(cores_here(), "Threads that tokenise.", at_least=1, at_most=MOST_PROCESSES)
     data_cache_dir: str = option("~/.cache/t5_foundry", "Folder of cached tokens, keyed by the text's contents.")
     overwrite_cache: bool = option(False, "Tokenise again even if the cache holds this text.")
 

@@ -12,12 +12,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
-from constants import (
-    DEFAULT_OPTIMIZER,
-    HARDWARE_PEAKS,
-    OPTIMIZERS,
-    TRAINING_DEFAULTS,
-)
+from constants import DEFAULT_OPTIMIZER, HARDWARE_PEAKS, OPTIMIZERS, TRAINING_DEFAULTS
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.sharding import (
     check_deepspeed,
@@ -64,9 +59,8 @@ _NOT_IN_T5TRAINER = (
 BY_METRIC = ("reduce_lr_on_plateau", "greedy")  # schedules that follow the evaluations, without our warm-up
 SPEEDS = ("auto", "plain")
 TRACKERS = ("none", "all", *sorted(INTEGRATION_TO_CALLBACK))
-GPUS = {
-    name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS
-}  # {value of --assume_gpu: key of HARDWARE_PEAKS}
+# {value of --assume_gpu: key of HARDWARE_PEAKS}
+GPUS = {name.lower().replace(" ", ""): name for name in HARDWARE_PEAKS}
 _OUTPUT = "Folder of the run. Must be empty, or resumed or overwritten."
 
 
@@ -205,10 +199,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         check_limits(self)  # before transformers, whose messages differ
         refuse(self, _NOT_IN_T5TRAINER, "T5Trainer does not use it: leave it out")
         if self.load_best_model_at_end and self.save_strategy not in (self.eval_strategy, SaveStrategy.BEST):
-            evaluates, saves = (getattr(value, "value", value) for value in (self.eval_strategy, self.save_strategy))
             raise UserError(
-                f"--eval_strategy {evaluates}, --save_strategy {saves}: --load_best_model_at_end requires "
-                "the same value for both: give it, or --load_best_model_at_end false (fine-tuning has true)"
+                f"--eval_strategy {_plain(self.eval_strategy)}, --save_strategy {_plain(self.save_strategy)}: "
+                "--load_best_model_at_end requires the same value for both: give it, or --load_best_model_at_end "
+                "false (fine-tuning has true)"
             )
         _fit_to_machine(self)
         # Restored afterwards: transformers knows neither our optimizers' names nor a default that is not chosen yet.
@@ -227,7 +221,9 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         self.mixed_precision = "bf16" if self.bf16 else "no"  # a flag overrides what `accelerate launch` says
         for old in ("gradient_checkpointing", "gradient_checkpointing_kwargs"):  # transformers 5.23 has done the same
             new = old.replace("gradient", "activation")
-            value = getattr(self, old) if getattr(self, new) is None else getattr(self, new)
+            value = getattr(self, new)
+            if value is None:
+                value = getattr(self, old)
             self.__dict__.update({old: value, new: value})
         if self.n_gpu > 1:  # torch's DataParallel: slower than a process for each GPU, and not tested
             print_once(
@@ -262,7 +258,15 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
 
     def __getstate__(self):
         """The content of training_args.bin, which is part of every checkpoint: all fields, secrets as None."""
-        return {name: None if is_secret(name) else value for name, value in vars(self).items() if name != "features"}
+        state = {name: None if is_secret(name) else value for name, value in vars(self).items()}
+        state.pop("features", None)
+        return state
+
+
+def _plain(value: Any) -> Any:
+    """The value of a flag as the command line writes it: IntervalStrategy.STEPS -> "steps", ["a", "b"] -> "a b"."""
+    value = getattr(value, "value", value)
+    return " ".join(value) if isinstance(value, list) else value
 
 
 def _fit_to_machine(args: T5TrainingArguments) -> None:
@@ -350,11 +354,7 @@ _RULES = (
         lambda args: not has_rank() and not args.dry_run and find_spec("mpi4py") is None,
         "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
     ),
-    (
-        "push_to_hub",
-        lambda args: not args.features.of(Publication),
-        "nothing that is installed uploads: leave it out",
-    ),
+    ("push_to_hub", lambda args: not args.features.of(Publication), "nothing that is installed uploads: leave it out"),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
     (
         "trackio_static_space_id",
@@ -532,13 +532,15 @@ def other_defaults(args: T5TrainingArguments) -> str | None:
     """The flags of transformers that nobody gave and whose value is not transformers' default: "weight_decay 0.1 (0.0),
     ..."; None if there are none."""
     theirs = {f.name: f.default for f in fields(Seq2SeqTrainingArguments)}
-    ours = {f.name: f.default for f in fields(args) if f.name in theirs and f.default != theirs[f.name]}
-    names = (ours.keys() | args.unnamed & theirs.keys()) - (args.given - args.unnamed)
-    names -= {"output_dir", "ddp_find_unused_parameters"}  # the second changes no result
-    values = {name: getattr(getattr(args, name), "value", getattr(args, name)) for name in sorted(names)}
-    theirs = {name: getattr(theirs[name], "value", theirs[name]) for name in names}
-    values = {name: " ".join(value) if isinstance(value, list) else value for name, value in values.items()}
-    shown = [f"{name} {value} ({theirs[name]})" for name, value in values.items() if value not in (None, theirs[name])]
+    shown = []
+    for ours in sorted(fields(args), key=lambda f: f.name):
+        name = ours.name
+        if name not in theirs or name in ("output_dir", "ddp_find_unused_parameters"):  # the second changes no result
+            continue
+        is_default = name not in args.given and ours.default != theirs[name]
+        value, usual = _plain(getattr(args, name)), getattr(theirs[name], "value", theirs[name])
+        if (is_default or name in args.unnamed) and value not in (None, usual):
+            shown.append(f"{name} {value} ({usual})")
     return ", ".join(shown) or None
 
 

@@ -26,8 +26,8 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, get_type_hints
 
 from foundry.common.errors import UserError
-from foundry.common.flags import AUTO, check_limits, check_value, limits_of
-from foundry.common.help import ALL, HelpFormatter, chosen, described
+from foundry.common.flags import AUTO, check_limits, check_value, flag_limits
+from foundry.common.help import ALL, HelpFormatter, chosen, flag_help
 from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path
 from foundry.common.processes import (
     RED,
@@ -72,25 +72,40 @@ def flag_table(dataclass_types: list[type]) -> dict:
     - `_usage`: the usage line of the script
     """
     classes = sorted(dataclass_types, key=lambda c: not getattr(c, "_shown_first", False))
-    own = {name for c in classes for name in c.__annotations__}  # flags that these classes define or redefine
-    hidden = {name for c in classes for name in getattr(c, "_without_effect", "").split()}
-    usual = {name for c in classes for name in (c._usual.split() if hasattr(c, "_usual") else c.__annotations__)}
-    limits = {name: limits for c in classes for name, limits in limits_of(c).items()}
+    usage = "[recipe.yaml] [--flag value ...]"
+    own: set[str] = set()  # flags that these classes define or redefine
+    hidden: set[str] = set()
+    usual: set[str] = set()
+    limits: dict[str, dict] = {}
+    for c in classes:
+        own.update(c.__annotations__)
+        hidden.update(getattr(c, "_without_effect", "").split())
+        usual.update(c._usual.split() if hasattr(c, "_usual") else c.__annotations__)
+        limits |= flag_limits(c)
+        usage = getattr(c, "_usage", usage)
     flags = {}
     for c in classes:
         types = get_type_hints(c)  # a class of transformers may have its types as text
-        for field in (f for f in dataclasses.fields(c) if f.init):
+        for field in _given_fields(c):
             name, limit = field.name, limits.get(field.name, {})
             assert name not in flags, f"two classes define --{name}"
             flags[name] = flag = _as_for_argparse(field, types[name])
-            flag["help"] = flag["help"] if name in own else limit.get("help", flag["help"])
+            if name not in own:
+                flag["help"] = limit.get("help", flag["help"])
             flag["limits"] = limit
             flag["is_usual"] = name in usual
             flag["is_hidden"] = name in hidden or field.metadata.get("is_older", False)
-    usage = next((c._usage for c in classes if hasattr(c, "_usage")), "[recipe.yaml] [--flag value ...]")
-    # Where two groups name a flag, the first has it.
-    places = [(title, name) for title, names in _groups_of(classes).items() for name in names]
-    return {"usage": usage, "flags": [{"group": title} | flags.pop(name) for title, name in places if name in flags]}
+    grouped = []
+    for title, names in _groups_of(classes).items():
+        for name in names:
+            if name in flags:  # where two groups name a flag, the first has it
+                grouped.append({"group": title} | flags.pop(name))
+    return {"usage": usage, "flags": grouped}
+
+
+def _given_fields(dataclass: type) -> list[dataclasses.Field]:
+    """The fields of a dataclass that are flags."""
+    return [field for field in dataclasses.fields(dataclass) if field.init]
 
 
 def _groups_of(classes: list[type]) -> dict[str, list[str]]:
@@ -102,8 +117,8 @@ def _groups_of(classes: list[type]) -> dict[str, list[str]]:
         groups.setdefault(getattr(c, "_argument_group_name", "options"), [])
     named = set().union(*groups.values())
     for c in classes:
-        own = [field.name for field in dataclasses.fields(c) if field.init and field.name not in named]
-        groups[getattr(c, "_argument_group_name", "options")] += own
+        own = [field.name for field in _given_fields(c)]
+        groups[getattr(c, "_argument_group_name", "options")] += [name for name in own if name not in named]
     return groups
 
 
@@ -118,13 +133,18 @@ def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
     field.type = kind
     HfArgumentParser._parse_dataclass_field(recorder, field)
     flag, *switches = added
-    is_bool = getattr(flag["type"], "__name__", "") == "string_to_bool"
-    const = RESUME_NEWEST if field.name == "resume_from_checkpoint" else True if is_bool else flag.get("const")
+    reader, const = flag["type"], flag.get("const")
+    if getattr(reader, "__name__", "") == "string_to_bool":
+        reader, const = boolean, True
+    if kind == int | str | None:
+        reader = number_or_auto
+    if field.name == "resume_from_checkpoint":
+        const = RESUME_NEWEST
     return {
         "name": field.name,
         "options": flag["options"],
-        "switch": [option for switch in switches for option in switch["options"]],
-        "type": boolean if is_bool else number_or_auto if kind == int | str | None else flag["type"],
+        "switch": list(itertools.chain.from_iterable(switch["options"] for switch in switches)),
+        "type": reader,
         "nargs": "?" if const else flag.get("nargs"),
         "const": const,
         "choices": list(flag["choices"]) if "choices" in flag else None,
@@ -135,18 +155,20 @@ def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
 
 def boolean(text: str) -> bool:
     """ "yes" -> True, "0" -> False."""
-    values = dict.fromkeys(("yes", "true", "t", "y", "1", "on"), True)
-    values |= dict.fromkeys(("no", "false", "f", "n", "0", "off"), False)
-    if text.lower() not in values:
-        raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
-    return values[text.lower()]
+    if text.lower() in ("yes", "true", "t", "y", "1", "on"):
+        return True
+    if text.lower() in ("no", "false", "f", "n", "0", "off"):
+        return False
+    raise argparse.ArgumentTypeError(f"must be true or false, not {text!r}")
 
 
 def number_or_auto(text: str) -> int | str:
     """The value of a flag of the type int | str | None: "12" -> 12, "auto" -> "auto"."""
-    if text != AUTO and not re.fullmatch(r"-?\d+", text):
+    if text == AUTO:
+        return text
+    if not re.fullmatch(r"-?\d+", text):
         raise argparse.ArgumentTypeError(f"must be a whole number or {AUTO}, not {text!r}")
-    return text if text == AUTO else int(text)
+    return int(text)
 
 
 class T5ArgumentParser(argparse.ArgumentParser):
@@ -165,8 +187,10 @@ class T5ArgumentParser(argparse.ArgumentParser):
         for title, flags in itertools.groupby(table["flags"], lambda flag: flag["group"]):
             group = self.add_argument_group(title)
             for flag in flags:
-                name, default, limits = flag["name"], flag["default"], flag["limits"]
-                help_text = described(flag["help"], default, limits) if name in shown else argparse.SUPPRESS
+                name, default = flag["name"], flag["default"]
+                help_text = argparse.SUPPRESS
+                if name in shown:
+                    help_text = flag_help(flag["help"], default, flag["limits"])
                 how = {key: flag[key] for key in ("type", "nargs", "const", "choices")}
                 group.add_argument(*flag["options"], dest=name, default=default, help=help_text, **how)
                 if flag["switch"]:
@@ -213,18 +237,18 @@ def parse_arguments(
         argv = sys.argv[1:]
         sys.argv[1:] = without_secrets(argv)  # W&B records sys.argv
     argv = list(map(str, argv))  # a notebook may give numbers and paths
-    fills = [fill for fill in (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types)) if fill]
+    fills = list(filter(None, (fill_in, *(getattr(c, "fill_in", None) for c in dataclass_types))))
     values, given, unnamed = read_flags(table, argv, about or "", default_recipe, starts_anew, fills)
     if (folder := values.get("output_dir")) and home_path(folder).is_symlink():
         values["output_dir"] = os.path.realpath(home_path(folder))  # what a link points to is made, and written into
     groups = []
     for dataclass in dataclass_types:
-        names = [f.name for f in dataclasses.fields(dataclass) if f.init]
-        groups.append(dataclass(**{name: values[name] for name in names}))
-        check_limits(groups[-1])
-        if hasattr(groups[-1], "given"):
-            groups[-1].given |= given
-            groups[-1].unnamed |= unnamed
+        group = dataclass(**{field.name: values[field.name] for field in _given_fields(dataclass)})
+        check_limits(group)
+        if hasattr(group, "given"):
+            group.given |= given
+            group.unnamed |= unnamed
+        groups.append(group)
     return groups
 
 
@@ -242,17 +266,19 @@ def read_flags(
     parser = T5ArgumentParser(table, asked or "", about)
     if asked is not None:
         parser.parse_args(["--help"])
-    recipe, *argv = argv if argv and not argv[0].startswith("-") else [None, *argv]
-    argv = list(itertools.chain(*(_from_wandb(parser, word) for word in argv)))
+    recipe = None
+    if argv and not argv[0].startswith("-"):
+        recipe, *argv = argv
+    argv = list(itertools.chain.from_iterable(_from_wandb(parser, word) for word in argv))
     given = _flags_given(parser, argv)
     if recipe is None and default_recipe is not None and given.isdisjoint(starts_anew):
         recipe = default_recipe
         print_once(f"no data and no model were named: using the recipe {os.path.relpath(recipe)}")
-    overridden = given | {name for one, other in (SPELLINGS, SPELLINGS[::-1]) if given & one for name in other}
-    overridden |= {name for name, other in SAYS_OF.items() if other in given}
     recipe_words = _recipe_as_flags(parser, recipe) if recipe else {}
-    of_recipe = recipe_words.keys() - overridden
-    words = [word for name, flag in recipe_words.items() if name in of_recipe for word in flag] + argv
+    for name in _overridden(given):
+        recipe_words.pop(name, None)
+    of_recipe = set(recipe_words)
+    words = [*itertools.chain.from_iterable(recipe_words.values()), *argv]
     values = parser.values_of(words)
     _check_together(values, given, "on the command line")
     _check_together(values, of_recipe, f"in the recipe {recipe}")
@@ -267,12 +293,27 @@ def read_flags(
     return values, given, of_recipe if recipe == default_recipe else set()
 
 
+def _overridden(given: set[str]) -> set[str]:
+    """The flags of a recipe that have no effect beside those of the command line."""
+    names = set(given)
+    for one, other in (SPELLINGS, SPELLINGS[::-1]):
+        if given & one:
+            names |= other
+    for name, other_name in SAYS_OF.items():
+        if other_name in given:
+            names.add(name)
+    return names
+
+
 def _help_asked(argv: Sequence[str]) -> str | None:
     """What help the command line asks for: ALL, a group's name, "" for the usual flags; None if it does not ask."""
     if not {"--help_all", "--help-all"}.isdisjoint(argv):
         return ALL
-    behind = next((argv[place + 1 : place + 2] for place, word in enumerate(argv) if word in ("-h", "--help")), None)
-    return None if behind is None else "".join(word for word in behind if not word.startswith("-"))
+    for place, word in enumerate(argv):
+        if word in ("-h", "--help"):
+            following = argv[place + 1] if place + 1 < len(argv) else ""
+            return "" if following.startswith("-") else following
+    return None
 
 
 def _hide_progress_bars() -> None:
@@ -302,9 +343,9 @@ def answer_early(about: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         table = read_json(file)
     if table.pop("key", None) == key and table.pop("digest", None) == _digest(table):
+        readers = {_name_of(reader): reader for reader in (int, float, boolean, number_or_auto)}
         for flag in table["flags"]:
-            readers = (int, float, boolean, number_or_auto)
-            flag["type"] = {_name_of(reader): reader for reader in readers}.get(flag["type"], str)
+            flag["type"] = readers.get(flag["type"], str)
         with exit_on_user_error():
             values, given, _ = read_flags(table, sys.argv[1:], about)
             if world_size() == 1:  # another node may have what this one lacks, and would wait
@@ -331,7 +372,7 @@ def _name_of(kind: Any) -> str:
 
 def _table_file(script: str) -> tuple[Path, str]:
     """(the file that keeps a script's flags, a key that says for which code and machine they hold)."""
-    code = [path for pattern in ("*.py", "*/*.py", "*/*/*.py") for path in PROJECT.glob(pattern)]
+    code = itertools.chain.from_iterable(map(PROJECT.glob, ("*.py", "*/*.py", "*/*/*.py")))
     states = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(code)]
     versions = sys.version, importlib.metadata.version("transformers"), cores_here()
     key = hashlib.sha256(repr((states, versions)).encode()).hexdigest()
@@ -342,10 +383,12 @@ def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
     """A word of the command line in our spelling, if W&B's agent wrote it, which spells null and lists in its own way:
     "--seed=None" -> [], "--labels=['a', 'b']" -> ["--labels", "a", "b"]. Any other word stays."""
     name, equals, value = word.partition("=")
-    action = parser.flags.get(name.removeprefix("--").replace("-", "_")) if name.startswith("--") and equals else None
-    if action is not None and value == "None":
+    action = parser.flags.get(name.removeprefix("--").replace("-", "_"))
+    if not name.startswith("--") or not equals or action is None:
+        return [word]
+    if value == "None":
         return []
-    if action is not None and action.nargs == "+" and value[:1] == "[":
+    if action.nargs == "+" and value[:1] == "[":
         with contextlib.suppress(ValueError, SyntaxError):
             return [name, *map(str, ast.literal_eval(value))]
     return [word]
@@ -354,8 +397,9 @@ def _from_wandb(parser: T5ArgumentParser, word: str) -> list[str]:
 def _check_together(values: dict, given: set[str], where: str) -> None:
     """UserError if, among the flags given in one place (command line or recipe), a value is empty or two flags exclude
     each other. values: of all flags."""
-    # No prefix drops the task's. Beside --train_file an empty name of a data set replaces the recipe's.
-    may_be_empty = {"source_prefix", *(("dataset_name", "dataset_config_name") if values.get("train_file") else ())}
+    may_be_empty = {"source_prefix"}  # it drops the task's
+    if values.get("train_file"):
+        may_be_empty |= {"dataset_name", "dataset_config_name"}  # an empty name replaces the recipe's
     values = {name: value for name, value in values.items() if name in given}
     for name, value in values.items():
         if "" in (value if isinstance(value, list) else [value]) and name not in may_be_empty:
@@ -365,8 +409,8 @@ def _check_together(values: dict, given: set[str], where: str) -> None:
             )
     for pair in RIVALS:
         if all(values.get(name) not in (False, -1, *NOT_RESUMED) for name in pair):
-            one, other = (f"--{name}" if values[name] is True else f"--{name} {values[name]}" for name in pair)
-            raise UserError(f"{one} and {other} exclude each other: give one of them {where}")
+            both = " and ".join(f"--{name} {values[name]}".removesuffix(" True") for name in pair)
+            raise UserError(f"{both} exclude each other: give one of them {where}")
 
 
 def _flags_given(parser: T5ArgumentParser, argv: list[str]) -> set[str]:
@@ -386,8 +430,10 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
             "fine_tune_t5.py"
         )
     if name not in parser.flags:
-        near = [FORMER_NAMES[name]] if name in FORMER_NAMES else difflib.get_close_matches(name, parser.flags)
-        hint = f"did you mean {' or '.join('--' + n for n in near)}? " if near else ""
+        near = difflib.get_close_matches(name, parser.flags)
+        if name in FORMER_NAMES:
+            near = [FORMER_NAMES[name]]
+        hint = f"did you mean --{' or --'.join(near)}? " if near else ""
         raise UserError(f"{shown}: no such flag; {hint}See --help_all, and docs/api.md for other scripts' flags")
     return parser.flags[name].dest
 
@@ -444,7 +490,8 @@ def exit_on_user_error() -> Iterator[None]:
         if is_first_of_its_node() or not is_of_user:
             text = str(error) if is_of_user else f"{type(error).__name__}: {error}"
             text = one_line(" ".join(text.split())) or type(error).__name__
-            text = text if len(text) <= 2000 else f"{text[:1500]} ... {text[-400:]}"
+            if len(text) > 2000:
+                text = f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"
             say([f"{Path(sys.argv[0]).name}{rank}: ", Painted("error", RED), f": {text}"], stream=sys.stderr)
         raise SystemExit(2 if is_of_user else 1) from None

@@ -1,5 +1,6 @@
 """Curves of a run's metrics.jsonl, as arrays and as a picture."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +24,21 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def eval_metrics(lines: list[dict]) -> list[str]:
     """Evaluation metrics (no losses, no speeds) in order of appearance, an average of several tasks first."""
-    keys = sorted(dict.fromkeys(key for line in lines for key in line), key="eval_average".__ne__)
-    return [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
+    keys = dict.fromkeys(itertools.chain.from_iterable(lines))
+    metrics = [key for key in keys if key.startswith("eval_") and not key.endswith(NO_METRIC)]
+    return sorted(metrics, key="eval_average".__ne__)
 
 
 def eval_loss_key(lines: list[dict]) -> str:
     """Key of the evaluation loss; with several evaluation sets that of the first, such as "eval_matched_loss". Where
     preferences are learnt, it is the key of the preference loss, as in training."""
-    if any("eval_preference_loss" in line for line in lines):
+    keys = dict.fromkeys(itertools.chain.from_iterable(lines))
+    if "eval_preference_loss" in keys:
         return "eval_preference_loss"
-    keys = (key for line in lines for key in line if key.startswith("eval_") and key.endswith("_loss"))
-    return next(keys, "eval_loss")
+    for key in keys:
+        if key.startswith("eval_") and key.endswith("_loss"):
+            return key
+    return "eval_loss"
 
 
 def curve(lines: list[dict], x: str, y: str) -> tuple[list[float], list[float]]:
@@ -60,12 +65,16 @@ def draw_curves(
     "step", "seconds" or "epoch". metrics: keys of the lines, each in a panel of its own; None: the first evaluation
     metric. UserError if a run has no loss with an `x`.
     """
-    groups = {label: seeds if seeds and isinstance(seeds[0], list) else [seeds] for label, seeds in runs.items()}
-    everything = [line for seeds in groups.values() for lines in seeds for line in lines]
-    # The losses share the first panel.
-    losses = {"loss", *(eval_loss_key(lines) for seeds in groups.values() for lines in seeds)}
-    metrics = eval_metrics(everything)[:1] if metrics is None else metrics
-    metrics = [metric for metric in metrics if metric not in losses and any(metric in line for line in everything)]
+    groups, everything, losses = {}, [], {"loss"}  # the losses share the first panel
+    for label, seeds in runs.items():
+        groups[label] = seeds if seeds and isinstance(seeds[0], list) else [seeds]
+        for lines in groups[label]:
+            everything += lines
+            losses.add(eval_loss_key(lines))
+    logged = set(itertools.chain.from_iterable(everything))
+    if metrics is None:
+        metrics = eval_metrics(everything)[:1]
+    metrics = [metric for metric in metrics if metric in logged - losses]
     unit, unit_name = _unit(x, everything)
     columns = min(3, 1 + len(metrics))
     rows = math.ceil((1 + len(metrics)) / columns)
@@ -73,10 +82,10 @@ def draw_curves(
     for panel in panels[1 + len(metrics) :]:
         panel.remove()
     for number, (label, seeds) in enumerate(groups.items()):
-        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
         drawn_over = min(3, len(groups) - 1 - number)
-        if not all([_draw_run(panels, lines, (x, unit), metrics, look, drawn_over) for lines in seeds]):
-            raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them over")
+        for lines in seeds:
+            if not _draw_run(panels, lines, (x, unit), metrics, _look(number), drawn_over):
+                raise UserError(f"run {label!r} has no losses with a value of {x!r} to draw them over")
     panels[0].legend(handles=_legend(list(groups), everything), frameon=False, fontsize=9)
     for panel, name in zip(panels, ["loss", *(metric.removeprefix("eval_") for metric in metrics)], strict=False):
         _label(panel, name, unit_name)
@@ -88,10 +97,13 @@ def draw_curves(
 
 def _unit(x: str, lines: list[dict]) -> tuple[int, str]:
     """(divisor, name) of the horizontal axis: long runs are drawn over minutes or hours instead of seconds."""
-    longest = max((line.get(x) or 0 for line in lines), default=0) if x == "seconds" else 0
-    if longest > 7200:
-        return 3600, "hours"
-    return (60, "minutes") if longest > 300 else (1, x)
+    if x == "seconds":
+        longest = max((line.get(x) or 0 for line in lines), default=0)
+        if longest > 7200:
+            return 3600, "hours"
+        if longest > 300:
+            return 60, "minutes"
+    return 1, x
 
 
 def _draw_run(
@@ -103,21 +115,21 @@ def _draw_run(
     x: key and divisor of the horizontal axis. look: colour and line style. drawn_over: how many runs are drawn on top
     of this one. The more there are, the broader its lines, so that they show on both sides of the others.
     """
-    keys = ["loss", eval_loss_key(lines), *metrics]
-    points = [curve(lines, x[0], key) for key in keys]
-    own = [
-        (panel, key.removeprefix("eval_"))
-        for panel, key in zip(panels[1:], metrics, strict=False)
-        if key[:5] == "eval_"
-    ]
-    of_training = [(panel, key, curve(lines, x[0], key)) for panel, key in own]
-    of_training = [drawn for drawn in of_training if drawn[2][0]]
-    for panel, key, (xs, ys) in [*zip([panels[0], *panels], keys, points, strict=False), *of_training]:
+    keys = [(panels[0], "loss"), (panels[0], eval_loss_key(lines))]
+    for panel, metric in zip(panels[1:], metrics, strict=False):
+        keys.append((panel, metric))
+        in_training = metric.removeprefix("eval_")
+        if in_training != metric and curve(lines, x[0], in_training)[0]:
+            keys.append((panel, in_training))
+    has_losses = False
+    for panel, key in keys:
+        xs, ys = curve(lines, x[0], key)
+        has_losses |= panel is panels[0] and bool(xs)
         style = dict(EVALUATION if key.startswith("eval_") else TRAINING)
         style["linewidth"] += 0.9 * drawn_over
         style["markersize"] += 2 * drawn_over
         panel.plot([value / x[1] for value in xs], ys, markevery=max(1, len(xs) // 25), **look, **style)
-    return bool(points[0][0] or points[1][0])
+    return has_losses
 
 
 def _legend(labels: list[str], lines: list[dict]) -> list:
@@ -125,12 +137,18 @@ def _legend(labels: list[str], lines: list[dict]) -> list:
     from matplotlib.lines import Line2D
 
     handles = []
-    for number, label in enumerate(labels if len(labels) > 1 else ()):
-        look = dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
-        handles.append(Line2D([], [], linewidth=2.5, label=plain_text(label), **look))
-    evaluated = any(key.startswith("eval_") for line in lines for key in line)
-    kinds = {"training": TRAINING, "evaluation": EVALUATION} if evaluated else {"training": TRAINING}
-    return handles + [Line2D([], [], color="0.3", label=label, **style) for label, style in kinds.items()]
+    for number, label in enumerate(labels):
+        if len(labels) > 1:
+            handles.append(Line2D([], [], linewidth=2.5, label=plain_text(label), **_look(number)))
+    handles.append(Line2D([], [], color="0.3", label="training", **TRAINING))
+    if any(key.startswith("eval_") for key in set(itertools.chain.from_iterable(lines))):
+        handles.append(Line2D([], [], color="0.3", label="evaluation", **EVALUATION))
+    return handles
+
+
+def _look(number: int) -> dict:
+    """Colour and line style of a run."""
+    return dict(color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)])
 
 
 def _label(panel: "Axes", name: str, unit_name: str) -> None:

@@ -88,21 +88,29 @@ def kept_digests(
     cache: the folder of the index; None: all files are read. pieces: for each file as in `file_digest`. computed: makes
     other values of 64 hexadecimal digits of the files, which are kept as `what`.
     """
-    began, known, pieces = time.time_ns(), _known(cache), pieces or [0] * len(paths)
-    names = [
-        what + (f"{count} pieces of {path.absolute()}" if count else str(path.absolute()))
-        for path, count in zip(paths, pieces, strict=True)
-    ]
-    stamps = [stamp(path) for path in paths]  # taken before reading: a file that changes meanwhile has another one
-    found = {name: known[name][-1] for name, now in zip(names, stamps, strict=True) if known.get(name, [])[:-1] == now}
-    new = [file for file in zip(names, stamps, paths, pieces, strict=True) if file[0] not in found]
-    size = sum(count * PIECE_BYTES or path.stat().st_size for _, _, path, count in new)
+    began, known, names = time.time_ns(), _known(cache), []
+    found: dict[str, str] = {}
+    new: dict[
+        str, tuple
+    ] = {}  # {name: (stamp before reading, which a file that changes meanwhile loses; path; pieces)}
+    size = 0
+    for path, count in zip(paths, pieces or [0] * len(paths), strict=True):
+        name = f"{what}{count} pieces of {path.absolute()}" if count else f"{what}{path.absolute()}"
+        names.append(name)
+        now = stamp(path)
+        if name in known and known[name][:-1] == now:
+            found[name] = known[name][-1]
+        else:
+            new[name] = now, path, count
+            size += count * PIECE_BYTES or path.stat().st_size
     if size > TOLD_BYTES:
         print_once(f"reading {human_bytes(size)} of {len(new):,} files, which are new or have changed")
-    digests = computed([path for _, _, path, _ in new], [count for *_, count in new])
-    for (name, _, _, _), digest in zip(new, digests, strict=True):
+    digests = computed([path for _, path, _ in new.values()], [count for *_, count in new.values()])
+    entries = {}
+    for (name, (now, _, _)), digest in zip(new.items(), digests, strict=True):
         found[name] = digest
-    keep(cache, {name: [*now, found[name]] for name, now, _, _ in new}, began)
+        entries[name] = [*now, digest]
+    keep(cache, entries, began)
     return [found[name] for name in names]
 
 
@@ -126,12 +134,14 @@ def _known(cache: Path | None) -> dict[str, list]:
     """The entries of a cache's index. Whatever else stands there is left out, since the files can be hashed again."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         entries = record_json(cache / DIGESTS) if cache else {}
-        return {name: entry for name, entry in entries.items() if isinstance(entry, list) and _is_digest(entry[-1:])}
+        return {name: entry for name, entry in entries.items() if _is_entry(entry)}
     return {}
 
 
-def _is_digest(found: list) -> bool:
-    return isinstance(found and found[0], str) and re.fullmatch("[0-9a-f]{64}", found[0]) is not None
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, list) or not entry or not isinstance(entry[-1], str):
+        return False
+    return re.fullmatch("[0-9a-f]{64}", entry[-1]) is not None
 
 
 def set_back(paths: Iterable[Path]) -> None:
@@ -148,7 +158,9 @@ def contents_digest(files: Sequence[Path], cache: Path | None = None) -> str:
     sizes = [file.stat().st_size for file in files]
     total, counts = sum(sizes), [0] * len(files)
     if total > HASHED_BYTES:
-        counts = [max(2, size * HASHED_BYTES // total // PIECE_BYTES) for size in sizes]
-        counts = [0 if count * PIECE_BYTES >= size else count for size, count in zip(sizes, counts, strict=True)]
+        for number, size in enumerate(sizes):
+            count = max(2, size * HASHED_BYTES // total // PIECE_BYTES)
+            if count * PIECE_BYTES < size:
+                counts[number] = count
     of_each = kept_digests(files, cache, counts)
     return hashlib.sha256(b"".join(map(bytes.fromhex, of_each))).hexdigest()

@@ -32,19 +32,24 @@ def option(default: Any, help: str, kw_only: Any = dataclasses.MISSING, is_older
     with the `unit` that an error names; `auto`, if --speed decides when the flag is not given. `--help` shows them,
     `check_limits` enforces them.
     """
-    how = dict(default_factory=lambda: list(default)) if isinstance(default, list) else dict(default=default)
-    return field(**how, kw_only=kw_only, metadata={"help": help, "limits": limits, "is_older": is_older})
+    metadata = {"help": help, "limits": limits, "is_older": is_older}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), kw_only=kw_only, metadata=metadata)
+    return field(default=default, kw_only=kw_only, metadata=metadata)
 
 
-def limits_of(dataclass: type) -> dict[str, dict]:
+def flag_limits(dataclass: type) -> dict[str, dict]:
     """{flag: its limits}. Those of transformers' flags are in `_inherited` of the class, with a help text for some."""
-    own = {f.name: f.metadata["limits"] for f in dataclasses.fields(dataclass) if f.metadata.get("limits")}
-    return getattr(dataclass, "_inherited", {}) | own
+    limits = dict(getattr(dataclass, "_inherited", {}))
+    for f in dataclasses.fields(dataclass):
+        if f.metadata.get("limits"):
+            limits[f.name] = f.metadata["limits"]
+    return limits
 
 
 def check_limits(flags: Any) -> None:
     """UserError for the first flag of a dataclass whose value breaks its limits."""
-    limits = limits_of(type(flags))
+    limits = flag_limits(type(flags))
     for f in dataclasses.fields(flags):
         check_value(f.name, getattr(flags, f.name), limits.get(f.name, {}))
 
@@ -52,28 +57,38 @@ def check_limits(flags: Any) -> None:
 def check_value(name: str, value: Any, limits: dict) -> None:
     """UserError if a flag's value, or an item of its list, breaks the limits. NaN breaks every bound; None, a flag not
     set, breaks none. A number without an upper bound must be at most MOST."""
+    if value is None:
+        return
     bounds = {bound: limit for bound, limit in limits.items() if bound in BOUNDS}
-    usual = {} if {"at_most", "below"} & bounds.keys() else {"at_most": MOST}
-    for item in value if isinstance(value, list) else [] if value is None else [value]:
-        is_number = isinstance(item, int | float) and not isinstance(item, bool)
-        for together in (bounds, usual) if is_number else ():
-            if not all(BOUNDS[bound][1](item, limit) for bound, limit in together.items()):
-                words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in together.items()]
-                words[0] += f" {limits['unit']}" if "unit" in limits else ""
-                raise UserError(f"--{name} {item}: must be {' and '.join(words)}")
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, int | float) and not isinstance(item, bool):
+            _check_bounds(name, item, bounds, limits.get("unit"))
+            if not {"at_most", "below"} & bounds.keys():
+                _check_bounds(name, item, {"at_most": MOST}, limits.get("unit"))
         choices = limits.get("choices", [item])
         if item not in choices:
             raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
 
 
+def _check_bounds(name: str, number: float, bounds: dict, unit: str | None) -> None:
+    """UserError if a flag's number breaks one of the bounds, with all of them."""
+    if all(BOUNDS[bound][1](number, limit) for bound, limit in bounds.items()):
+        return
+    words = [f"{bound.replace('_', ' ')} {limit}" for bound, limit in bounds.items()]
+    if unit:
+        words[0] += f" {unit}"
+    raise UserError(f"--{name} {number}: must be {' and '.join(words)}")
+
+
 def refuse(flags: Any, names: str, reason: str, given: Collection[str] = ()) -> None:
     """UserError "--flag value: reason" for the first field of `names` that is set: its value is not the default, or it
     is among those `given`."""
-    all_fields = [(group, f) for group in getattr(flags, "groups", (flags,)) for f in dataclasses.fields(group)]
-    for group, f in all_fields:
-        value = getattr(group, f.name)
-        if f.name in names.split() and (value not in (f.default, "") or f.name in given):
-            raise UserError(f"--{f.name} {' '.join(map(str, value)) if isinstance(value, list) else value}: {reason}")
+    for group in getattr(flags, "groups", (flags,)):
+        for f in dataclasses.fields(group):
+            value = getattr(group, f.name)
+            if f.name in names.split() and (value not in (f.default, "") or f.name in given):
+                shown = " ".join(map(str, value)) if isinstance(value, list) else value
+                raise UserError(f"--{f.name} {shown}: {reason}")
 
 
 class Flags:

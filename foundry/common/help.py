@@ -16,24 +16,33 @@ def introduction(doc: str) -> str:
     """The first line of a script's docstring, and the first three of its example commands."""
     summary, *rest = doc.splitlines() or [""]
     lines = "\n".join(line for line in rest if line.startswith("    "))
+    if not lines:
+        return summary
     examples = re.split(r"(?<!\\)\n", lines)[:3]  # a backslash continues an example in the next line
-    return "\n".join([summary, "", *examples]) if lines else summary
+    return "\n".join([summary, "", *examples])
 
 
 def chosen(flags: list[dict], asked: str, about: str) -> tuple[set[str], str | None, str | None]:
     """(names of the flags that help shows, its head, its foot). flags: of a flag_table. asked: a word of a group's
     title, ALL, or "" for the usual flags. about: the script's docstring. UserError for a word of no group."""
-    flags = [flag for flag in flags if not flag["is_hidden"]]
-    titles = list(dict.fromkeys(flag["group"] for flag in flags))
-    named = [title for title in titles if asked and asked.lower() in title.lower().split()]
+    groups: dict[str, set[str]] = {}
+    usual, every = set(), set()
+    for flag in flags:
+        if not flag["is_hidden"]:
+            groups.setdefault(flag["group"], set()).add(flag["name"])
+            every.add(flag["name"])
+            if flag["is_usual"]:
+                usual.add(flag["name"])
+    titles = ", ".join(groups)
+    named = [title for title in groups if asked and asked.lower() in title.lower().split()]
     if named:
-        return {flag["name"] for flag in flags if flag["group"] in named}, None, None
+        return set().union(*(groups[title] for title in named)), None, None
     if asked not in ("", ALL):
-        raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {', '.join(titles)}")
-    shown = {flag["name"] for flag in flags if asked == ALL or flag["is_usual"]}
-    if len(shown) == len(flags):
+        raise UserError(f"--help {asked}: no group of flags. Give a word of one of these: {titles}")
+    shown = every if asked == ALL else usual
+    if shown == every:
         return shown, introduction(about), None
-    more = f"--help GROUP    all flags of a group, by a word of its name: {', '.join(titles)}"
+    more = f"--help GROUP    all flags of a group, by a word of its name: {titles}"
     foot = textwrap.fill(more, columns_here(), subsequent_indent=" " * 16) + "\n--help_all      every flag"
     return shown, introduction(about), foot
 
@@ -55,15 +64,22 @@ def columns_here() -> int:
     return min(120, shutil.get_terminal_size().columns)
 
 
-def described(help: str, default: Any, limits: dict) -> str:
+def flag_help(help: str, default: Any, limits: dict) -> str:
     """("Share of tokens masked.", 0.15, {"above": 0, "below": 1}) -> "Share of tokens masked. [0.15; > 0, < 1]"."""
+    text, notes = " ".join(help.split()), []
     choices = limits.get("choices", ())
-    # A longer list of choices is left out.
-    listed = f" {{{', '.join(choices)}}}" if 0 < len(choices) < 14 else ""
-    default = " ".join(map(str, default)) if isinstance(default, list) else default
-    # A bound of 10,000 or more is not shown, since nobody reaches it.
-    bounds = [f"{BOUNDS[b][0]} {limit}" for b, limit in limits.items() if b in BOUNDS and limit < 10_000]
-    notes = [] if default in (None, argparse.SUPPRESS, False, "") else [str(default)]
-    notes = [", else ".join(["auto", *notes])] if limits.get("auto") else notes
-    notes += [", ".join(bounds)] if bounds else []
-    return " ".join(help.split()) + listed + (f" [{'; '.join(notes)}]" if notes else "")
+    if 0 < len(choices) < 14:  # a longer list is left out
+        text += f" {{{', '.join(choices)}}}"
+    if isinstance(default, list):
+        default = " ".join(map(str, default))
+    if default not in (None, argparse.SUPPRESS, False, ""):
+        notes.append(str(default))
+    if limits.get("auto"):
+        notes = [", else ".join(["auto", *notes])]
+    bounds = []
+    for bound, limit in limits.items():
+        if bound in BOUNDS and limit < 10_000:  # nobody reaches more
+            bounds.append(f"{BOUNDS[bound][0]} {limit}")
+    if bounds:
+        notes.append(", ".join(bounds))
+    return f"{text} [{'; '.join(notes)}]" if notes else text

@@ -41,7 +41,9 @@ def check_folder(flag: str, path: str, writes: bool = True) -> None:
         where = "is a file" if existing == wanted else f"{existing} is a file"
         raise UserError(f"{flag} {path}: {where}, not a folder")
     if writes and not os.access(existing, os.W_OK | os.X_OK):
-        others = ". Name another folder; HF_HOME and XDG_CACHE_HOME move the other caches" * flag.endswith("cache_dir")
+        others = ""
+        if flag.endswith("cache_dir"):
+            others = ". Name another folder; HF_HOME and XDG_CACHE_HOME move the other caches"
         raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
 
 
@@ -61,7 +63,7 @@ def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> 
     overwritten."""
     check_folder("--output_dir", path)
     folder = Path(path).resolve()
-    if any(folder in (model, *model.parents) for model in (Path(name).resolve() for name in models)):
+    if any(Path(model).resolve().is_relative_to(folder) for model in models):
         raise UserError(f"--output_dir {path} holds the model: name another folder")
     if not is_free(folder) and not overwrite:
         raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")

@@ -112,7 +112,7 @@ def use_threads_to_tokenise(count: int) -> None:
     os.environ.setdefault("RAYON_NUM_THREADS", str(count))
 
 
-def free_memory() -> int:
+def available_memory() -> int:
     """Bytes of memory that are still available: of the machine's, or of what a container or SLURM's --mem allows."""
     import psutil  # a GPU machine may lack it
 
@@ -130,8 +130,10 @@ def _free_of_limits(groups: Path, root: Path) -> list[int]:
         if (folder / files[0]).is_file():
             limit, used = ((folder / name).read_text().strip() for name in files)
             if limit != "max":
-                cached = re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
-                free.append(max(0, int(limit) - int(used) + int(cached[1] if cached else 0)))
+                left = int(limit) - int(used)
+                if cached := re.search(rf"^{cache} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE):
+                    left += int(cached[1])
+                free.append(max(0, left))
     return free
 
 
@@ -143,7 +145,7 @@ def _cores_of_quotas(groups: Path, root: Path) -> list[int]:
         names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
         files = [folder / name for name in names]
         if files[0].is_file():
-            quota, period = (value for file in files for value in file.read_text().split())
+            quota, period = " ".join(file.read_text() for file in files).split()
             if quota not in ("max", "-1"):
                 cores.append(-(-int(quota) // int(period)))
     return cores
@@ -498,7 +500,7 @@ ANSWER_SECONDS = 3.0  # time limit for connecting to a server, and for its answe
 
 
 @functools.cache
-def answers(url: str) -> bool:
+def is_answered(url: str) -> bool:
     """Whether a URL's server gives any answer within ANSWER_SECONDS. Each URL is asked once in a process."""
     import requests
 

@@ -78,8 +78,10 @@ def human_time(seconds: float) -> str:
 
 def short_number(value: object) -> str:
     """Four significant digits without a needless exponent: 2.34567 -> "2.346", 51234.5 -> "51,234", 2e-5 -> "2e-05"."""
+    if isinstance(value, float) and 1e4 <= abs(value) < 1e9:
+        return f"{value:,.0f}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}"
+        return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -89,10 +91,11 @@ def first_line(error: Exception, count: int = 1) -> str:
     With the Hub's libraries the second line says what to do, such as which configurations there are or where to ask for
     access.
     """
-    return " ".join(list(filter(None, str(error).splitlines()))[:count]) or type(error).__name__
+    lines = [line for line in str(error).splitlines() if line]
+    return " ".join(lines[:count]) or type(error).__name__
 
 
-def aligned(rows: list[list[str]]) -> str:
+def aligned_cells(rows: list[list[str]]) -> str:
     """Rows of cells as lines with columns of equal width; a cell is one line."""
     rows = [list(map(one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -101,19 +104,22 @@ def aligned(rows: list[list[str]]) -> str:
 
 def markdown_table(columns: list[str], rows: list[list]) -> str:
     """A table in markdown; a cell is one line."""
-    cells = [[" ".join(str(cell).replace("|", "\\|").split()) for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *cells])
+    lines = []
+    for row in (columns, ["---"] * len(columns), *rows):
+        cells = [" ".join(str(cell).replace("|", "\\|").split()) for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 # ---------------------------------------------------------------- names
 def difference_of_names(missing: Iterable[str], unknown: Iterable[str]) -> str:
     """What a file of weights lacks and what it has beside the model's, in a few words; "" if nothing."""
-    found = {"lacks": sorted(missing), "has, unknown to the model": sorted(unknown)}
-    return " and ".join(
-        f"the file {verb}: {len(names)} tensors, {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}"
-        for verb, names in found.items()
-        if names
-    )
+    told = []
+    for verb, names in (("lacks", sorted(missing)), ("has, unknown to the model", sorted(unknown))):
+        if names:
+            more = " ..." if len(names) > 3 else ""
+            told.append(f"the file {verb}: {len(names)} tensors, {', '.join(names[:3])}{more}")
+    return " and ".join(told)
 
 
 def tracked_name(key: str) -> str:
@@ -127,7 +133,9 @@ def tracked_name(key: str) -> str:
 def metrics_key(name: str) -> str:
     """Undoes tracked_name: "eval/loss" -> "eval_loss", "perf/mfu" -> "mfu"; a name without its group stays."""
     kind, _, rest = name.partition("/")
-    return {"eval": f"eval_{rest}", "test": f"test_{rest}", "train": rest, "perf": rest}.get(kind if rest else "", name)
+    if rest and kind in ("eval", "test"):
+        return f"{kind}_{rest}"
+    return rest if rest and kind in ("train", "perf") else name
 
 
 # ---------------------------------------------------------------- files
@@ -172,6 +180,11 @@ def write_json(path: str | Path, obj: object) -> None:
     """Writes `obj` as standard JSON (`plain_json`), whole or not at all."""
     text = json.dumps(plain_json(obj), indent=2, allow_nan=False) + "\n"
     write_aside(Path(path), lambda aside: aside.write_text(text, encoding="utf-8"))
+
+
+def json_line(record: dict) -> str:
+    """A record as a line of a .jsonl file."""
+    return json.dumps(plain_json(record), ensure_ascii=False) + "\n"
 
 
 def parse_json(text: str) -> Any:
@@ -251,7 +264,8 @@ def is_of(value: Any, wanted: Any) -> bool:
     if inner:
         if not isinstance(value, typing.get_origin(wanted)):
             return False
-        return all(is_of(item, inner[-1]) for item in (value.values() if isinstance(value, dict) else value))
+        items = value.values() if isinstance(value, dict) else value
+        return all(is_of(item, inner[-1]) for item in items)
     if isinstance(value, bool):
         return wanted is bool
     return isinstance(value, (int, float) if wanted is float else wanted)
@@ -259,8 +273,10 @@ def is_of(value: Any, wanted: Any) -> bool:
 
 def code_of_pickle(error: Exception) -> str | None:
     """What to say of torch's error for a pickle that would run code, which advises to run it; None for other errors."""
-    called = re.search(r"(?:GLOBAL|function) (\S+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
-    return called and f"reading it would call {called[1]}, which can be any code of its author"
+    called = re.search(r"(?:GLOBAL|function) (\S+)", str(error))
+    if not called or not isinstance(error, pickle.UnpicklingError):
+        return None
+    return f"reading it would call {called[1]}, which can be any code of its author"
 
 
 def elsewhere(names: Iterable[object]) -> list:
@@ -312,7 +328,8 @@ def lines_until(lines: list[dict], step: int) -> list[dict]:
 def was_evaluated(step: int, history: list[dict]) -> bool:
     """Whether `history`, lines with a "step", holds an evaluation of this step. If that of a checkpoint does not, a run
     that resumes from it evaluates the step again, and the killed run's lines of that evaluation are outdated."""
-    return any(line["step"] == step and any(name.startswith("eval_") for name in line) for line in history)
+    of_step = [line for line in history if line["step"] == step]
+    return any(name.startswith("eval_") for name in itertools.chain.from_iterable(of_step))
 
 
 # ---------------------------------------------------------------- run.json and the printed blocks
@@ -331,7 +348,9 @@ def _git(*arguments: str) -> str | None:
 def _without_secrets(value: object) -> object:
     if isinstance(value, dict):
         return {key: _without_secrets(item) for key, item in value.items() if not is_secret(str(key))}
-    return [_without_secrets(item) for item in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return list(map(_without_secrets, value))
+    return value
 
 
 def run_record(
@@ -388,12 +407,12 @@ def start_summary(rows: dict[str, object], title: str = "run") -> None:
     if sys.stdout.isatty():
         room = dict(width=min(WIDTH, shutil.get_terminal_size().columns), subsequent_indent=" " * (width + 2))
         room |= dict(break_long_words=False, break_on_hyphens=False, replace_whitespace=False)
-        lines = [part for line in lines for part in textwrap.wrap(line, **room)]
+        lines = list(itertools.chain.from_iterable(textwrap.wrap(line, **room) for line in lines))
     longest = min(120, max(map(len, [*lines, title])))
-    named = ([Painted(line[:width], BOLD), line[width:]] for line in lines)
+    named = [[Painted(line[:width], BOLD), line[width:]] for line in lines]
     print_once([Painted(f"---- {title} ".ljust(longest, "-"), BOLD)], *named, "")
 
 
-def end_summary(rows: dict[str, object], title: str = "done", seconds: float | None = None) -> None:
-    """Prints as `start_summary` does, with the time the run took as the last row."""
-    start_summary(rows | {"time": None if seconds is None else human_time(seconds)}, title)
+def end_summary(rows: dict[str, object], title: str = "done") -> None:
+    """Prints as `start_summary` does."""
+    start_summary(rows, title)

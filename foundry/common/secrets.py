@@ -14,6 +14,10 @@ def without_secrets(words: list[str]) -> list[str]:
     for word in words:
         name, equals, _ = word.partition("=")
         secret = word.startswith("--") and is_secret(name.replace("-", "_"))
-        shown.append("***" if hide else f"{name}=***" if secret and equals else word)
+        if hide:
+            word = "***"
+        elif secret and equals:
+            word = f"{name}=***"
+        shown.append(word)
         hide = secret and not equals
     return shown

@@ -43,9 +43,12 @@ _LACKING = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.ENOTSUP)
 def write_manifest(folder: Path) -> dict[str, str]:
     """Describes all files of a finished folder in its manifest, syncs them to the disk and sets their permissions.
     Returns {file: its SHA-256}."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
-    digests = dict(zip([path.relative_to(folder).as_posix() for path in paths], file_digests(paths), strict=True))
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests.items()}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    digests, files = {}, {}
+    for path, digest in zip(paths, file_digests(paths), strict=True):
+        name = path.relative_to(folder).as_posix()
+        digests[name] = digest
+        files[name] = {"bytes": path.stat().st_size, "sha256": digest}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n", encoding="utf-8")
     secure(folder)
     return digests
@@ -266,7 +269,8 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
     final = cache / f"{name}-{key[:24]}"
     overwrite = overwrite and is_first_process()  # the other processes use what the first one made
     if final.exists() and not overwrite:
-        damage = difference(final, partial(kept_digests, cache=cache) if is_first_process() else None)
+        hashed = partial(kept_digests, cache=cache) if is_first_process() else None
+        damage = difference(final, hashed)
         if damage is None:
             return final
         print_once(f"{final} is damaged ({damage}): making it again")
@@ -277,8 +281,9 @@ def cached(cache: Path, name: str, key: str, build: Callable[[Path], object], ov
         with told_if_full(f"--data_cache_dir {cache}", f"{name} is written there. {FREE_SPACE}"):
             build(aside)
             set_back(path for path in aside.rglob("*") if path.is_file())
-            began, digests = time.time_ns(), write_manifest(aside)
-            made = {final / name: [*stamp(aside / name), digest] for name, digest in digests.items()}
+            began, made = time.time_ns(), {}
+            for name, digest in write_manifest(aside).items():
+                made[final / name] = [*stamp(aside / name), digest]
         put_in_place(aside, final, unless_whole=not overwrite)
     keep(cache, {str(path.absolute()): entry for path, entry in made.items() if stamp(path) == entry[:-1]}, began)
     return final
@@ -317,7 +322,7 @@ def discard(checkpoint: Path) -> None:
         grave.parent.rmdir()
 
 
-def step_of(checkpoint: Path) -> int | None:
+def checkpoint_step(checkpoint: Path) -> int | None:
     """checkpoint-40 -> 40; None for a folder of another name, such as checkpoint-best."""
     found = re.fullmatch("checkpoint-([0-9]+)", checkpoint.name)
     return int(found[1]) if found else None
@@ -325,8 +330,8 @@ def step_of(checkpoint: Path) -> int | None:
 
 def checkpoints_of(output_dir: Path) -> list[Path]:
     """checkpoint-<step> folders below `output_dir`, by step."""
-    found = [path for path in output_dir.glob("checkpoint-*") if step_of(path) is not None and path.is_dir()]
-    return sorted(found, key=step_of)
+    found = [path for path in output_dir.glob("checkpoint-*") if checkpoint_step(path) is not None and path.is_dir()]
+    return sorted(found, key=checkpoint_step)
 
 
 # Types that fields of trainer_state.json must have for a resume; a missing field is None.
@@ -346,8 +351,9 @@ def what_is_left(output_dir: Path) -> str:
         last = next(reversed(checkpoints_of(output_dir)), None)
     except OSError:  # the disk is away
         return "its last checkpoint cannot be looked for. Run the same command with --resume_from_checkpoint later"
-    left = f"the last checkpoint is {last}" if last else "there is no checkpoint"
-    again = "--resume_from_checkpoint" if last else "--overwrite_output_dir, which trains again"
+    left, again = "there is no checkpoint", "--overwrite_output_dir, which trains again"
+    if last:
+        left, again = f"the last checkpoint is {last}", "--resume_from_checkpoint"
     return f"{left}. Free some space, or mend the disk, then run the same command with {again}"
 
 
@@ -359,7 +365,8 @@ def damage(checkpoint: Path) -> str | None:
     try:
         state = record_json(checkpoint / "trainer_state.json")
         wrong = [name for name, kinds in _STATE.items() if not isinstance(state.get(name), kinds)]
-        wrong += [] if all(isinstance(line["step"], int) for line in state["log_history"]) else ["log_history"]
+        if not all(isinstance(line["step"], int) for line in state["log_history"]):
+            wrong.append("log_history")
         check_records("it holds", checkpoint)
     except UserError as error:
         return str(error)

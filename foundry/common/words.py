@@ -7,8 +7,11 @@ from collections.abc import Iterable
 
 def comma_words(text: str) -> list[str]:
     """ "a, b,c" -> ["a", "b", "c"]. Double quotes keep commas and spaces: '"a, b",c' -> ["a, b", "c"]."""
-    words = re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text)
-    return [word[1:-1] if word[:1] == word[1:][-1:] == '"' else word.strip() for word in words]
+    words = []
+    for word in re.findall(r'(?:^|,)\s*("[^"]*"(?=\s*(?:,|$))|[^,]*)', text):
+        is_quoted = len(word) > 1 and word[0] == word[-1] == '"'
+        words.append(word[1:-1] if is_quoted else word.strip())
+    return words
 
 
 def quoted(name: str) -> str:
@@ -18,13 +21,16 @@ def quoted(name: str) -> str:
 
 def listed(names: Iterable) -> str:
     """The names, separated by commas. If there are more than 30: the first ones, and how many there are."""
-    names = [str(name) for name in names]
-    return ", ".join(names) if len(names) <= 30 else f"{', '.join(names[:30])} ... ({len(names):,})"
+    names = list(map(str, names))
+    if len(names) <= 30:
+        return ", ".join(names)
+    return f"{', '.join(names[:30])} ... ({len(names):,})"
 
 
 def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
     """("mrcp", ["cola", "mrpc"]), ("MRPC", ["cola", "mrpc"]) -> " (did you mean mrpc?)"; "" if nothing is near."""
     known = list(known)
     near = difflib.get_close_matches(value, known, n=most)
-    near = near or [name for name in known if name.lower() == value.lower()][:most]
+    if not near:
+        near = [name for name in known if name.lower() == value.lower()][:most]
     return f" (did you mean {' or '.join(near)}?)" if near else ""

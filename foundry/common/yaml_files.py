@@ -33,10 +33,12 @@ class _Loader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if len(set(keys)) < len(keys):
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise yaml.YAMLError(f"key {twice} is set twice")
+        keys = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in keys:
+                    raise yaml.YAMLError(f"key {key.value} is set twice")
+                keys.add(key.value)
         return super().construct_mapping(node, deep=deep)
 
 

@@ -165,12 +165,7 @@ class EpochSampler(torch.utils.data.Sampler):
     """
 
     def __init__(
-        self,
-        num_examples: int,
-        seed: int,
-        group: int = 1,
-        count_epochs: bool = False,
-        in_order: bool = False,
+        self, num_examples: int, seed: int, group: int = 1, count_epochs: bool = False, in_order: bool = False
     ):
         self.num_examples, self.seed, self.group, self.count_epochs = num_examples, seed, group, count_epochs
         self.in_order, self.epoch = in_order, 0
@@ -183,12 +178,14 @@ class EpochSampler(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[int]:
         generator = np.random.default_rng([self.seed, self.epoch])
-        order = np.arange(self.num_examples) if self.in_order else generator.permutation(self.num_examples)
-        order = order[: len(self)]
-        return numbers_of(order, first=self.epoch * self.num_examples if self.count_epochs else 0)
+        order = np.arange(self.num_examples)
+        if not self.in_order:
+            order = generator.permutation(self.num_examples)
+        first = self.epoch * self.num_examples if self.count_epochs else 0
+        return numbers_of(order[: len(self)], first)
 
 
 def numbers_of(order: np.ndarray, first: int = 0) -> Iterator[int]:
     """`first` + each number. Python's integers take 36 bytes each, so only a block of them is made at a time."""
-    blocks = (order[start : start + SAMPLER_BLOCK] for start in range(0, len(order), SAMPLER_BLOCK))
-    return (number for block in blocks for number in (block + first).tolist())
+    for start in range(0, len(order), SAMPLER_BLOCK):
+        yield from (order[start : start + SAMPLER_BLOCK] + first).tolist()

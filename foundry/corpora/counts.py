@@ -145,13 +145,17 @@ def groups_of_files(files: Sequence[Path], counts: list[list[int]]) -> dict[str,
     names = [file.relative_to(common).as_posix() for file in whole]
     begins = [re.sub(r"\d.*", "*", name) for name in names]
     if len({*begins}) > MOST_GROUPS:
-        begins = [next(iter(evaluated_words(name)), "others") for name in names]
+        begins = [[*evaluated_words(name), "others"][0] for name in names]
     groups: dict[str, list[int]] = {}
     for name, (_, size, tokens) in zip(begins, counts or [[0, 0, 0]] * len(files), strict=False):
-        before = groups.setdefault(name, [0, 0, 0])
-        groups[name] = [before[0] + 1, before[1] + size, before[2] + tokens]
+        group = groups.setdefault(name, [0, 0, 0])
+        group[0] += 1
+        group[1] += size
+        group[2] += tokens
     says_more = any(map(any, counts)) or len(groups) < len(names) or any(map(evaluated_words, groups))
-    return groups if says_more and 1 < len(groups) <= MOST_GROUPS else {}
+    if not says_more or not 1 < len(groups) <= MOST_GROUPS:
+        return {}
+    return groups
 
 
 def evaluated_words(name: str) -> list[str]:

@@ -69,7 +69,7 @@ def expand_files(
             files.leave_out(reason, names)
     if not parallel:
         files = _each_once(files)
-    check_files(flag, files, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
+    check_contents(flag, files, binary=set(suffixes) - set(TEXT_SUFFIXES) | {".parquet"})
     rows = [file.name for file in files if data_kind(file) == ".jsonl" and data_suffix(file) not in ROW_SUFFIXES]
     if rows and not parallel:
         say_once(f"{flag}: read as JSON lines, since their lines are objects: {_three(rows)}")
@@ -82,24 +82,25 @@ def _named(flag: str, text: str, suffixes: tuple[str, ...]) -> FoundFiles:
     folder = path.parent if "*" in path.name else path
     if any((folder / name).is_file() for name in SAVED_BY_DATASETS):
         raise UserError(f"{flag} {text}: a saved data set. Name it with --hub_dataset (pairs) or --dataset_name (text)")
-    if file := path if path.is_file() else compressed(path):
+    file = path if path.is_file() else compressed(path)
+    if file:
         return FoundFiles([file])
-    files, ending = FoundFiles(), re.split("[]*?]", path.name)[-1] if not path.is_dir() else ""
+    files = FoundFiles()
+    ending = "" if path.is_dir() else re.split("[]*?]", path.name)[-1]
     for file, hidden in sorted(_candidates(path)) if "\0" not in text else ():
         is_named = bool(ending) and file.name.endswith(ending)
-        if reason := "hidden" if hidden else _reason_to_leave_out(file, suffixes, is_named):
+        reason = "hidden" if hidden else _reason_to_leave_out(file, suffixes, is_named)
+        if reason:
             files.leave_out(reason, [file.name])
         else:
             files.append(file)
     if not files:
-        found = "; ".join(
-            f"{len(names):,} left out ({reason}): {_three(names)}" for reason, names in files.left_out.items()
-        )
-        raise UserError(
-            f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files"
-            + (f"; {found}" if found else "")
-            + (f". Arrays of ids are named by a pattern: {text.rstrip('/')}/*.npy" if ".npy" in found else "")
-        )
+        found = ""
+        for reason, names in files.left_out.items():
+            found += f"; {len(names):,} left out ({reason}): {_three(names)}"
+        if ".npy" in found:
+            found += f". Arrays of ids are named by a pattern: {text.rstrip('/')}/*.npy"
+        raise UserError(f"{flag} {text}: no such file, and no folder or pattern with {' '.join(suffixes)} files{found}")
     notes = [file.name for file in files if file.name.partition(".")[0].upper() in NOTES]
     if notes and len(notes) < len(files):
         say_once(
@@ -126,7 +127,10 @@ def _each_once(files: FoundFiles) -> FoundFiles:
         whole = file.parent.resolve() / file.name
         return whole.with_suffix("") if file.suffix.lower() in COMPRESSIONS else whole
 
-    read = {name(file): file for file in files if file.suffix.lower() not in COMPRESSIONS}
+    read = {}
+    for file in files:
+        if file.suffix.lower() not in COMPRESSIONS:
+            read[name(file)] = file
     once, seen = FoundFiles(left_out=files.left_out), set()
     for file in files:
         if file.resolve() in seen:
@@ -159,10 +163,11 @@ def compressed(path: Path) -> Path | None:
     """train.en.gz if train.en is missing, which a printed line says; None if there is neither."""
     if path.is_file():
         return None
-    found = next((p for p in (Path(f"{path}{ending}") for ending in COMPRESSIONS) if p.is_file()), None)
-    if found:
-        say_once(f"{path}: not there, reading {found.name} instead")
-    return found
+    for ending in COMPRESSIONS:
+        if (found := Path(f"{path}{ending}")).is_file():
+            say_once(f"{path}: not there, reading {found.name} instead")
+            return found
+    return None
 
 
 say_once = functools.cache(print_once)  # a file may be asked for several times
@@ -175,12 +180,11 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
     """
     paths, weights = [], []
     for text in texts:
-        path, colon, weight = text.rpartition(":")
-        whole = home_path(text)
-        try:
-            number = float(weight) if colon and path and not (whole.exists() or any(_matches(whole))) else None
-        except ValueError:
-            number = None
+        path, _, weight = text.rpartition(":")
+        whole, number = home_path(text), None
+        if path and not whole.exists() and not any(_matches(whole)):
+            with contextlib.suppress(ValueError):
+                number = float(weight)
         if number is not None and not 0 < number < float("inf"):
             raise UserError(f"{flag} {text}: the weight after the colon must be above 0")
         paths.append(text if number is None else path)
@@ -198,8 +202,9 @@ def _candidates(path: Path) -> set[tuple[Path, bool]]:
     """{(file, whether it is hidden)} of a folder, or of all that a pattern matches, which may be folders too."""
     files, folders = set(), []
     for match in [path] if path.is_dir() else _matches(path):
-        same_depth = len(match.parts) == len(path.parts)
-        parts = zip(match.parts, path.parts, strict=True) if same_depth else [(match.name, path.name)]
+        parts = [(match.name, path.name)]
+        if len(match.parts) == len(path.parts):
+            parts = list(zip(match.parts, path.parts, strict=True))
         hidden = any(_is_hidden(*part) for part in parts)
         if hidden or not match.is_dir():
             files.add((match, hidden))
@@ -252,7 +257,9 @@ def data_suffix(path: Path) -> str:
     suffixes = [s.lower() for s in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSIONS:
         suffixes.pop()
-    return SYNONYMS.get(suffixes[-1], suffixes[-1]) if suffixes else ""
+    if not suffixes:
+        return ""
+    return SYNONYMS.get(suffixes[-1], suffixes[-1])
 
 
 def data_kind(path: Path) -> str:
@@ -293,10 +300,10 @@ def is_plain_text(path: Path) -> bool:
 
 def check_file(flag: str, path: Path) -> None:
     """UserError unless the file is there, not empty, and begins with UTF-8 text if it is no .parquet."""
-    check_files(flag, [path])
+    check_contents(flag, [path])
 
 
-def check_files(flag: str, files: Sequence[Path], binary: Collection[str] = (".parquet",)) -> None:
+def check_contents(flag: str, files: Sequence[Path], binary: Collection[str] = (".parquet",)) -> None:
     """UserError unless all files are there, not empty, and begin with UTF-8 text if their suffix is not `binary`."""
     for file in files:
         if not file.is_file():
@@ -321,7 +328,8 @@ def refuse_pointers(shown: str, files: Iterable[Path]) -> None:
     for file in files:
         if file.is_file() and file.stat().st_size < 1024:  # more than a pointer may have
             with contextlib.suppress(OSError), file.open("rb") as stream:  # whoever reads it says what is wrong
-                pointers += [file.name] if stream.read(len(_POINTER)) == _POINTER else []
+                if stream.read(len(_POINTER)) == _POINTER:
+                    pointers.append(file.name)
     if pointers:
         raise UserError(
             f"{shown}: not the data, but {len(pointers):,} pointers of git-lfs ({_three(pointers)}). Fetch the files "
@@ -364,15 +372,17 @@ def _not_text(head: bytes, nul_share: float) -> str | None:
     """What the beginning of a file looks like; None if it is UTF-8 text with at most this share of NUL bytes."""
     if head.startswith(b"WARC/1.") and b"\nWARC-Type:" in head:
         return "looks like WARC records of a crawl: write their text to JSON lines first, as docs/help.md shows"
-    found = (kind for (first, after), kind in _SIGNATURES.items() if head.startswith(first) and after in head)
-    looks = next(found, None)
+    looks = None
+    for (first, after), kind in _SIGNATURES.items():
+        if head.startswith(first) and after in head:
+            looks = f"looks like {kind}"
+            break
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a letter that the end cuts in two is no error
     except UnicodeDecodeError as error:
         line = head.count(b"\n", 0, error.start) + 1
-        wrong = f"line {line} is not UTF-8 text (byte {head[error.start]:#04x}); convert it first"
-        return f"looks like {looks}" if looks else wrong
-    return f"looks like {looks}" if head.count(0) > nul_share * len(head) else None
+        return looks or f"line {line} is not UTF-8 text (byte {head[error.start]:#04x}); convert it first"
+    return looks if head.count(0) > nul_share * len(head) else None
 
 
 # ---------------------------------------------------------------- text

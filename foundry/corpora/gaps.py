@@ -22,11 +22,12 @@ def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int |
     In training and at all doors a text with <extra_id_n> has the ids of `gap_encoder`. The tokenizer itself would write
     a token that no checkpoint was trained on (ByT5), or begin a new word behind the gap (T5).
     """
-    ids = tokenizer(texts, max_length=most, truncation=most is not None, verbose=False)["input_ids"] if texts else []
-    with_gaps = [number for number, text in enumerate(texts) if GAP.search(text)]
-    encode = encoder_of_gaps(tokenizer, len(tokenizer)) if with_gaps else None
-    for number in with_gaps if encode else ():
-        ids[number] = cut_source(tokenizer, encode(texts[number]), most)
+    if not texts:
+        return []
+    ids = tokenizer(texts, max_length=most, truncation=most is not None, verbose=False)["input_ids"]
+    for number, text in enumerate(texts):
+        if GAP.search(text) and (encode := encoder_of_gaps(tokenizer, len(tokenizer))):
+            ids[number] = cut_source(tokenizer, encode(text), most)
     return ids
 
 
@@ -42,7 +43,9 @@ def cut_source(tokenizer: PreTrainedTokenizerBase, ids: list[int], most: int | N
     """At most so many ids of a source; the last one is still EOS: [5, 6, 7, 1] cut at 3 -> [5, 6, 1]."""
     if most is None or len(ids) <= most:
         return ids
-    return [*ids[: most - 1], ids[-1]] if ids[-1] == tokenizer.eos_token_id else ids[:most]
+    if ids[-1] == tokenizer.eos_token_id:
+        return [*ids[: most - 1], ids[-1]]
+    return ids[:most]
 
 
 def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
@@ -57,18 +60,22 @@ def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Cal
 
     def ids_of(line: str) -> list[int]:
         mode = next(filter(line.startswith, modes), "")
-        ids, begin = [modes[mode]] if mode else [], len(mode)
-        gaps = [gap for gap in GAP.finditer(line) if int(gap[1]) < len(sentinels)]
-        for gap in [*gaps, None]:
-            text = line[begin : gap.start()] if gap else line[begin:]
-            text = text.rstrip(" ") if gap and not is_byte_level(tokenizer) else text
-            rest = re.match(r"\S*", text)[0] if ids and begin > len(mode) else ""  # of a word that a gap began
-            for part, encoder in ((rest, encode_rest), (text[len(rest) :], encode)):
-                ids += map(int, encoder([part])[0])
-            if gap:
-                ids, begin = [*ids, sentinels[int(gap[1])]], gap.end()
+        ids = [modes[mode]] if mode else []
+        begin = len(mode)
+        for gap in GAP.finditer(line):
+            if int(gap[1]) < len(sentinels):
+                text = line[begin : gap.start()]
+                if not is_byte_level(tokenizer):
+                    text = text.rstrip(" ")
+                ids += [*between(text, begin > len(mode)), sentinels[int(gap[1])]]
+                begin = gap.end()
+        ids += between(line[begin:], begin > len(mode))
         bos = find_bos_id(tokenizer)
         return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
+
+    def between(text: str, follows_gap: bool) -> list[int]:
+        rest = re.match(r"\S*", text)[0] if follows_gap else ""  # of a word that a gap began
+        return [*map(int, encode_rest([rest])[0]), *map(int, encode([text[len(rest) :]])[0])]
 
     return ids_of
 

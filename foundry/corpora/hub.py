@@ -17,11 +17,11 @@ from constants import DATASET_VALS
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
-from foundry.common.processes import answers, print_once
+from foundry.common.processes import is_answered, print_once
 from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
 from foundry.common.words import listed
 from foundry.common.yaml_files import parse_yaml, read_yaml
-from foundry.corpora.files import SAVED_BY_DATASETS, TEXT_SUFFIXES, FoundFiles, check_files, data_suffix, say_once
+from foundry.corpora.files import SAVED_BY_DATASETS, TEXT_SUFFIXES, FoundFiles, check_contents, data_suffix, say_once
 from foundry.corpora.reading import read_any_rows
 
 # Types of `datasets` that hold values themselves, and no address or name of a file.
@@ -83,8 +83,8 @@ def load_dataset_splits(
     if Path(name).is_file():
         raise UserError(f"{flag} {name}: is a file. Give it with --train_file")
     if Path(name).is_dir():
-        if odd := next(filter(_is_special, Path(name).rglob("*")), None):
-            raise UserError(f"{flag} {name}: {odd.relative_to(name)} is a pipe or a device, and no file")
+        for path in filter(_is_special, Path(name).rglob("*")):
+            raise UserError(f"{flag} {name}: {path.relative_to(name)} is a pipe or a device, and no file")
         _check_saved(name, flag)
         _check_card(Path(name), flag)
     failures = OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError
@@ -96,21 +96,29 @@ def load_dataset_splits(
         else:
             splits = _published(name, config, f"{flag} {name}", streaming, columns)
     except (*failures, datasets.exceptions.DatasetsError) as error:
-        is_reached = Path(name).exists() or hub_is_reachable()
-        hint = "" if is_reached else "; the Hub cannot be reached from here: give local files instead"
-        tasks = [f"{benchmark}/{task}" for benchmark, tasks in DATASET_VALS.items() for task in tasks]
-        tasks = [task for task in tasks if name in (task, task.partition("/")[2])]
-        hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}" if tasks else hint
+        hint = ""
+        if not Path(name).exists() and not hub_is_reachable():
+            hint = "; the Hub cannot be reached from here: give local files instead"
+        if tasks := _tasks_called(name):
+            hint = f"; {name} is a task: fine_tune_t5.py --task {' or '.join(tasks)}"
         reason = f"cannot be loaded from disk or the Hub ({first_line(error, 2)}){hint}"
         raise UserError(f"{flag} {name}: {reason}") from None
     for split, rows in splits.items():
         if isinstance(rows, DataFiles):
-            check_files(flag, rows)
+            check_contents(flag, rows)
         else:
             splits[split] = _without_decoded(rows, f"{flag} {name}")
     if needed and needed not in splits:
         raise UserError(f"{flag} {name}: no split called {needed}; available: {', '.join(splits)}")
     return splits
+
+
+def _tasks_called(name: str) -> list[str]:
+    """The tasks with this name, or with this name after their benchmark's: "cola" -> ["glue/cola"]."""
+    found = []
+    for benchmark, tasks in DATASET_VALS.items():
+        found += [f"{benchmark}/{task}" for task in tasks if name in (task, f"{benchmark}/{task}")]
+    return found
 
 
 def saved_files(name: str, split: str) -> list[Path]:
@@ -154,7 +162,9 @@ def _check_saved(name: str, flag: str) -> None:
     """UserError if a saved data set lists splits or files that lie elsewhere, where they would be read."""
     try:
         splits = read_json(Path(name) / SAVED_BY_DATASETS[0]).get("splits", ["."])
-        wrong = elsewhere(splits) or elsewhere(file for split in splits for file in _names_of_files(Path(name) / split))
+        wrong = elsewhere(splits)
+        for split in splits if not wrong else ():
+            wrong += elsewhere(_names_of_files(Path(name) / split))
     except (TypeError, KeyError):
         raise UserError(f"{flag} {name}: its lists of splits and files are none. Save it anew with datasets") from None
     if wrong:
@@ -169,20 +179,30 @@ def _check_card(folder: Path, flag: str) -> None:
             card = read_yaml(other)
         if (folder / "README.md").is_file():
             head = REGEX_YAML_BLOCK.search(record_bytes(folder / "README.md").decode())
-            card = (parse_yaml(head[2] if head else "") or {}) | (card or {})
-        configs = card.get("configs") or []
-        named = _texts([[config.get("data_files"), config.get("data_dir")] for config in configs])
+            of_readme = parse_yaml(head[2]) if head else None
+            card = (of_readme or {}) | (card or {})
+        named = []
+        for config in card.get("configs") or []:
+            named += _texts([config.get("data_files"), config.get("data_dir")])
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{flag} {folder}: the head of its README.md cannot be read ({first_line(error)})") from None
-    if wrong := [text for text in named if "://" in text or elsewhere([text])]:
-        raise UserError(f"{flag} {folder}: its settings name {wrong[0]}, which is no part of this folder")
+    for text in named:
+        if "://" in text or elsewhere([text]):
+            raise UserError(f"{flag} {folder}: its settings name {text}, which is no part of this folder")
+
+
+def _inner(value: Any) -> list:
+    """What a list or mapping holds; [] of any other value."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
 
 
 def _texts(value: Any) -> list[str]:
     """All texts in nested lists and mappings."""
-    if isinstance(value, dict | list):
-        return list(itertools.chain.from_iterable(map(_texts, value.values() if isinstance(value, dict) else value)))
-    return [value] if isinstance(value, str) else []
+    if isinstance(value, str):
+        return [value]
+    return list(itertools.chain.from_iterable(map(_texts, _inner(value))))
 
 
 def _published(name: str, config: str | None, shown: str, streaming: bool, columns: Sequence[str]) -> dict[str, Any]:
@@ -204,13 +224,18 @@ def _published(name: str, config: str | None, shown: str, streaming: bool, colum
     if Path(name).exists():  # never looked up on the Hub, where the same name may be somebody else's
         raise UserError(f"{name} has a script, which is not run: give its files with --train_file")
     found = huggingface_hub.list_dataset_parquet_files(name, config=config)
-    configs, files = {file.config for file in found}, {}
+    configs = {file.config for file in found}
     if len(configs) != 1:
-        names = f"configurations {', '.join(sorted(configs))}: name one" if configs else "no conversion on the Hub"
+        names = "no conversion on the Hub"
+        if configs:
+            names = f"configurations {', '.join(sorted(configs))}: name one"
         raise UserError(f"it has a script, which is not run, and {names}; or give local files with --train_file")
+    files: dict[str, list[str]] = {}
+    part = ""
     for file in found:
         files.setdefault(file.split, []).append(file.url)
-    part = " (of its first gigabytes)" if any("/partial-" in file.url for file in found) else ""
+        if "/partial-" in file.url:
+            part = " (of its first gigabytes)"
     print_once(f"{name}: its script is not run; the Hub's conversion to parquet{part} is read")
     return datasets.load_dataset("parquet", data_files=files, streaming=streaming)
 
@@ -266,37 +291,33 @@ def _splits_as_files(builder: Any, place: str, streaming: bool) -> dict[str, Any
     """{split: its files, fetched from the Hub}; streaming: {split: the rows of the Hub's files}."""
     import datasets
 
-    named, features = {}, builder.info.features
-    for split, files in builder.config.data_files.items():
-        named[str(split)] = list(map(str, files))
+    named = {str(split): list(map(str, files)) for split, files in builder.config.data_files.items()}
+    splits: dict[str, Any] = {}
     if not Path(place).exists() and streaming:
-        splits = {}
         for split, files in named.items():
             remote = [RemoteFile(file.removeprefix("hf://")) for file in files]
             splits[split] = datasets.IterableDataset.from_generator(_rows_of_files, gen_kwargs={"files": remote})
         return splits
     if not Path(place).exists():
         named = _fetched(place, named)
-    splits = {}
     for split, files in named.items():
-        found = DataFiles(map(Path, files), features)
-        empty = [file for file in found if file.is_file() and not file.stat().st_size]
-        found.leave_out("empty", [file.name for file in empty])
-        found[:] = [file for file in found if file not in empty]
-        splits[split] = found
+        found = splits[split] = DataFiles([], builder.info.features)
+        for file in map(Path, files):
+            if file.is_file() and not file.stat().st_size:
+                found.leave_out("empty", [file.name])
+            else:
+                found.append(file)
     return splits
 
 
 def _fetched(name: str, files: dict[str, list[str]]) -> dict[str, list[str]]:
     """The local files of {split: addresses hf://datasets/who/what@commit/a.jsonl}. The card is fetched too: without the
     Hub it says which files belong to a configuration."""
-    inner = {
-        split: [file.partition("@")[2].partition("/")[2] for file in of_split] for split, of_split in files.items()
-    }
-    wanted = [glob.escape(file) for file in _texts(inner)]
-    folder = huggingface_hub.snapshot_download(
-        name, repo_type="dataset", allow_patterns=[*wanted, "README.md", ".huggingface.yaml"]
-    )
+    inner = {}
+    for split, of_split in files.items():
+        inner[split] = [file.partition("@")[2].partition("/")[2] for file in of_split]
+    wanted = [*map(glob.escape, _texts(inner)), "README.md", ".huggingface.yaml"]
+    folder = huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=wanted)
     return {split: [str(Path(folder) / file) for file in of_split] for split, of_split in inner.items()}
 
 
@@ -341,11 +362,12 @@ def _splits_of_parquet(
         return datasets.load_dataset(name, config, **options)
     except datasets.exceptions.DatasetGenerationError:
         schemas = [_schema(file) for file in files]
-    every = list(dict.fromkeys(name for schema in schemas for name in schema.names))
-    shared = [name for name in every if len({_type(schema, name) for schema in schemas}) == 1]
-    if shared == every or not shared:  # it failed for another reason
+    shared, others = [], []
+    for column in dict.fromkeys(itertools.chain.from_iterable(schema.names for schema in schemas)):
+        is_alike = len({_type(schema, column) for schema in schemas}) == 1
+        (shared if is_alike else others).append(column)
+    if not shared or not others:  # it failed for another reason
         return datasets.load_dataset(name, config, **options)
-    others = [name for name in every if name not in shared]
     say_once(f"{shown}: not read: the column {listed(others)}, which its files do not have alike")
     return datasets.load_dataset(name, config, columns=shared, **options)
 
@@ -361,7 +383,9 @@ def _schema(file: str) -> Any:
 
 def _type(schema: Any, column: str) -> str | None:
     """The type of a column, None if there is none; a large_string, whose offsets have 64 bits, is a string too."""
-    return str(schema.field(column).type).removeprefix("large_") if column in schema.names else None
+    if column not in schema.names:
+        return None
+    return str(schema.field(column).type).removeprefix("large_")
 
 
 def _because(config: Any) -> str:
@@ -389,7 +413,7 @@ def _without_changed(rows: Any, shown: str, why: str) -> Any:
 def _may_be_changed(kind: Any) -> bool:
     """Whether a column of JSON that `datasets` gave this type may have had other texts."""
     if isinstance(kind, dict | list):
-        return any(map(_may_be_changed, kind.values() if isinstance(kind, dict) else kind))
+        return any(map(_may_be_changed, _inner(kind)))
     if hasattr(kind, "feature"):  # lists
         return _may_be_changed(kind.feature)
     return getattr(kind, "dtype", "json") not in ("string", "large_string", "bool", "int64", "null")
@@ -397,35 +421,40 @@ def _may_be_changed(kind: Any) -> bool:
 
 def _plain(rows: Any) -> Any:
     """The rows with all columns as Python values, also of a data set that was saved after `set_format("torch")`."""
-    saved = rows.format
-    return rows if saved["type"] is None and saved["columns"] == rows.column_names else rows.with_format(None)
+    if rows.format["type"] is None and rows.format["columns"] == rows.column_names:
+        return rows
+    return rows.with_format(None)
 
 
 def _without_decoded(rows: Any, shown: str) -> Any:
     """The rows without the columns that `datasets` would decode, such as pictures: whoever wrote the data says which
     address or which file elsewhere it opens for that. A line names them; UserError if no column is left."""
-    types = {column: _decoded_type(kind) for column, kind in (rows.features or {}).items()}
-    odd = [f"{column} ({kind})" for column, kind in types.items() if kind]
+    plain, odd = [], []
+    for column, kind in (rows.features or {}).items():
+        if decoded := _decoded_type(kind):
+            odd.append(f"{column} ({decoded})")
+        else:
+            plain.append(column)
     if not odd:
         return rows
     what = f"{shown}: only texts, numbers, and lists and records of these are read, and not the column {listed(odd)}"
-    if len(odd) == len(types):
+    if not plain:
         raise UserError(what)
     say_once(what)
-    return rows.select_columns([column for column, kind in types.items() if not kind])
+    return rows.select_columns(plain)
 
 
 def _decoded_type(kind: Any) -> str | None:
     """The name of the first type in a column's type that is decoded; None if none is."""
     if isinstance(kind, dict | list):
-        inner = kind.values() if isinstance(kind, dict) else kind
-        return next(filter(None, map(_decoded_type, inner)), None)
+        return next(filter(None, map(_decoded_type, _inner(kind))), None)
     if hasattr(kind, "feature"):  # lists
         return _decoded_type(kind.feature)
-    return None if type(kind).__name__ in PLAIN_TYPES else type(kind).__name__
+    name = type(kind).__name__
+    return None if name in PLAIN_TYPES else name
 
 
-def classes_of(rows: Any) -> dict[str, list[str]]:
+def class_names_of(rows: Any) -> dict[str, list[str]]:
     """{column: names of its classes by their number} of a datasets.Dataset or IterableDataset."""
     features = getattr(rows, "features", None) or {}
     return {column: kind.names for column, kind in features.items() if hasattr(kind, "names")}
@@ -451,4 +480,4 @@ def do_not_wait_for_the_hub(name: str) -> None:
 
 def hub_is_reachable() -> bool:
     """Whether the Hugging Face Hub answers. With HF_HUB_OFFLINE it is not asked."""
-    return not huggingface_hub.constants.HF_HUB_OFFLINE and answers(huggingface_hub.constants.ENDPOINT)
+    return not huggingface_hub.constants.HF_HUB_OFFLINE and is_answered(huggingface_hub.constants.ENDPOINT)

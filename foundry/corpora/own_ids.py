@@ -114,7 +114,9 @@ class ArrayDocuments(Sequence):
         if not array.size:
             raise UserError(f"{path}: has the shape {array.shape}, which holds no ids")
         self.path, self.array = path, array
-        self.length = min(max(len(array) // 200, PIECE[0]), PIECE[1]) if array.ndim == 1 else 1
+        self.length = 1
+        if array.ndim == 1:
+            self.length = min(max(len(array) // 200, PIECE[0]), PIECE[1])
 
     def __len__(self) -> int:
         return -(-len(self.array) // self.length)

@@ -62,16 +62,18 @@ class Sample:
         """`count` of the tokens, two thirds of them from the beginning and a third from the end, with what is left out:
         "The storm [+390 tokens] on Monday [cut at 512 of 1,204 tokens]". Of examples with sentinels the beginning."""
         size = len(self.ids)
-        end = 0 if len(self.sentinels) else count // 3
-        text = self._decoded(tokenizer, self.ids[: count - end if size > count else size])
-        if size > count:  # of a letter that is cut in two, a decoder writes U+FFFD
-            text = visible(text.rstrip(_CUT)) + f" [+{size - count:,} tokens]" + " " * bool(end)
-            text += visible(self._decoded(tokenizer, self.ids[size - end :]).lstrip(_CUT))
-        else:
-            text = visible(text)
-        cut = f"cut at {size:,} of {self.whole:,} tokens" if self.whole and self.whole > size else None
-        notes = "; ".join(filter(None, (cut, self.goes_on)))
-        return text + f" [{notes}]" * bool(notes)
+        if size <= count:
+            text = visible(self._decoded(tokenizer, self.ids))
+        else:  # of a letter that is cut in two, a decoder writes U+FFFD
+            end = 0 if len(self.sentinels) else count // 3
+            begun = self._decoded(tokenizer, self.ids[: count - end])
+            text = visible(begun.rstrip(_CUT)) + f" [+{size - count:,} tokens]"
+            if end:
+                text += " " + visible(self._decoded(tokenizer, self.ids[size - end :]).lstrip(_CUT))
+        notes = [self.goes_on] if self.goes_on else []
+        if self.whole and self.whole > size:
+            notes.insert(0, f"cut at {size:,} of {self.whole:,} tokens")
+        return f"{text} [{'; '.join(notes)}]" if notes else text
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
         if not is_byte_level(tokenizer):
@@ -90,7 +92,8 @@ class Sample:
                 parts.append(f"<0x{number - tokenizer.offset:02X}>")
             else:
                 parts.append(tokenizer.decode([number]))
-                due = 0 if number == tokenizer.eos_token_id else due  # the next example of a packed row
+                if number == tokenizer.eos_token_id:
+                    due = 0  # the next example of a packed row
         return "".join(parts)
 
     def lines(self, tokenizer: PreTrainedTokenizerBase, room: int, most: int) -> list[str]:
@@ -144,7 +147,7 @@ def block(
     shown = list(rows)
     while most and sum(map(len, shown)) + (len(shown) < len(rows)) > most:
         shown.pop()
-    parts = [part for row in shown for part in row]
+    parts = list(itertools.chain.from_iterable(shown))
     names = [visible(part.name)[:LONGEST_NAME] for part in parts]
     indent = max(map(len, names), default=0) + 2
     room = max(20, width - indent)
@@ -161,7 +164,8 @@ def block(
         texts = [part.lines(tokenizer, room, count) for part, count in zip(parts, given, strict=True)]
     lines = []
     for name, text in zip(names, texts, strict=True):
-        lines += [start.ljust(indent) + line for start, line in zip([name, *[""] * len(text)], text, strict=False)]
+        for number, line in enumerate(text):
+            lines.append(("" if number else name).ljust(indent) + line)
     if len(shown) < len(rows):
         lines.append(f"{len(rows) - len(shown):,} more rows: --dry_run shows them")
     return lines
@@ -177,16 +181,13 @@ def print_preview(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]], 
 
 def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]]) -> list[dict]:
     """The same for run.json: [{"name", "tokens", "of": tokens before the cut, "text"}]."""
-    parts = itertools.chain.from_iterable(rows)
-    return [
-        {
-            "name": part.name,
-            "tokens": len(part.ids),
-            "of": max(part.whole or 0, len(part.ids)),
-            "text": part.text(tokenizer, KEPT_TOKENS),
-        }
-        for part in parts
-    ]
+    found = []
+    for part in itertools.chain.from_iterable(rows):
+        whole = max(part.whole or 0, len(part.ids))
+        found.append(
+            {"name": part.name, "tokens": len(part.ids), "of": whole, "text": part.text(tokenizer, KEPT_TOKENS)}
+        )
+    return found
 
 
 # ---------------------------------------------------------------- numbers
@@ -234,7 +235,9 @@ class Seen:
         """The first and a middle document for the preview, as this tokenizer reads them."""
         encode, rows = plain_encoder(tokenizer), []
         for number, text, size in evenly(self.kept, 2):
-            more = f"+{size - len(text):,} characters" if size > len(text) else None
+            more = None
+            if size > len(text):
+                more = f"+{size - len(text):,} characters"
             rows.append([Sample(f"document {number + 1:,}", encode([text])[0], goes_on=more)])
         return rows
 
@@ -260,30 +263,36 @@ def files_read(sources: dict[str, Iterable[Any]], counts: dict[str, list] | None
     tokens] of each file}."""
     found = {}
     for split, lists in sources.items():
-        lists = list(itertools.chain.from_iterable(_lists_of(files) for files in lists))
         left_out: dict[str, list[str]] = {}
-        for files in lists:
-            for reason, names in getattr(files, "left_out", {}).items():
-                left_out.setdefault(reason, []).extend(map(str, names))
-        if count := sum(map(len, lists)):
-            found[split] = {"read": count, "left_out": left_out}
-            names, of_split = [Path(file) for files in lists for file in files], (counts or {}).get(split, [])
-            if groups := groups_of_files(names, of_split):
-                found[split]["groups"] = groups
-            if odd := odd_file(of_split):
-                found[split]["odd"] = {"name": names[odd.pop("number")].name} | odd
+        names: list[Path] = []
+        for files in itertools.chain.from_iterable(map(_lists_of, lists)):
+            names += map(Path, files)
+            for reason, others in getattr(files, "left_out", {}).items():
+                left_out.setdefault(reason, []).extend(map(str, others))
+        if not names:
+            continue
+        of_split = (counts or {}).get(split, [])
+        found[split] = {"read": len(names), "left_out": left_out}
+        if groups := groups_of_files(names, of_split):
+            found[split]["groups"] = groups
+        if odd := odd_file(of_split):
+            found[split]["odd"] = {"name": names[odd.pop("number")].name} | odd
     return found
 
 
-def _lists_of(files: Any) -> Iterator[list[Path]]:
-    yield from files.values() if isinstance(files, dict) else [files or []]
+def _lists_of(files: Any) -> list[list[Path]]:
+    if isinstance(files, dict):
+        return list(files.values())
+    return [files or []]
 
 
 def described_files(found: dict[str, dict], told: str | None = None) -> str | None:
     """ "40 train, 1 validation; train-* 38 (96 % of the tokens), test-* 2 (4 %): all read as train; left out of train:
     2 empty (a.txt, b.txt)"; None where there is nothing to say. told: the split whose number another row says."""
     counts = {split: files["read"] for split, files in found.items() if split != told}
-    parts = [", ".join(f"{count:,} {split}" for split, count in counts.items())] if {*counts.values()} - {1} else []
+    parts = []
+    if set(counts.values()) - {1}:
+        parts.append(", ".join(f"{count:,} {split}" for split, count in counts.items()))
     for split, files in found.items():
         parts += _described_groups(split, files)
         if odd := files.get("odd"):
@@ -291,9 +300,12 @@ def described_files(found: dict[str, dict], told: str | None = None) -> str | No
             rates = sorted((odd["rate"], odd["others"]))
             if rates[1] >= FAR * rates[0]:
                 parts[-1] += f", {odd['rate']:.2f} per byte, the others {odd['others']:.2f}"
-        reasons = (f"{len(names):,} {reason} ({_three(names)})" for reason, names in files["left_out"].items() if names)
-        if text := ", ".join(reasons):
-            parts.append(f"left out of {split}: {text}")
+        reasons = []
+        for reason, names in files["left_out"].items():
+            if names:
+                reasons.append(f"{len(names):,} {reason} ({_three(names)})")
+        if reasons:
+            parts.append(f"left out of {split}: {', '.join(reasons)}")
     return "; ".join(parts) or None
 
 
@@ -311,15 +323,18 @@ def described_repeats(
         parts.append(f"{_named(tokenizer, token)}: {percent(times / total)} of the tokens")
         if found.run and found.run[1] >= LONG_RUN:
             run, longest = found.run
-            other = f" {_named(tokenizer, run)}" * (run != token)
-            parts[-1] += f", up to {longest:,}{other} in a row" + ": padding?" * (found.in_runs > total / 10)
+            other = "" if run == token else f" {_named(tokenizer, run)}"
+            parts[-1] += f", up to {longest:,}{other} in a row"
+            if found.in_runs > total / 10:
+                parts[-1] += ": padding?"
     if found.copies and tokens is not None:
         times, begin, size = found.copies
         share = max(times / found.documents, times * size / total)
         if times >= FEW_COPIES and share > COMMON_COPIES:
-            text = tokenizer.decode(tokens[begin : begin + min(size, QUOTED_TOKENS)], skip_special_tokens=True).strip()
-            parts.append(f'"{visible(text)}{" ..." * (size > QUOTED_TOKENS)}" stands {times:,} times')
-            parts[-1] += f", in {percent(times / found.documents)} of the documents"
+            text = tokenizer.decode(tokens[begin : begin + min(size, QUOTED_TOKENS)], skip_special_tokens=True)
+            quoted = visible(text.strip()) + (" ..." if size > QUOTED_TOKENS else "")
+            share = percent(times / found.documents)
+            parts.append(f'"{quoted}" stands {times:,} times, in {share} of the documents')
     return "; ".join(parts) or None
 
 
@@ -330,18 +345,19 @@ def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 
 def _described_groups(split: str, files: dict) -> list[str]:
-    if not split.endswith("train"):
-        return []
     groups = files.get("groups", {})
-    total = sum(tokens for *_, tokens in groups.values())
-    names = [
-        f"{visible(name)}{f' {count:,}' * (count > 1)}"
-        + (f" ({percent(tokens / total)} of the tokens)" if total else "")
-        for name, (count, _, tokens) in groups.items()
-    ]
-    is_mistaken = any(map(evaluated_words, groups))
-    return [", ".join(names) + f": all read as {split}" * is_mistaken] if names else []
+    if not groups or not split.endswith("train"):
+        return []
+    total, told = sum(tokens for *_, tokens in groups.values()), []
+    for name, (count, _, tokens) in groups.items():
+        text = visible(name) if count == 1 else f"{visible(name)} {count:,}"
+        told.append(f"{text} ({percent(tokens / total)} of the tokens)" if total else text)
+    row = ", ".join(told)
+    if any(map(evaluated_words, groups)):
+        row += f": all read as {split}"
+    return [row]
 
 
 def _three(names: list[str]) -> str:
-    return visible(", ".join(names[:3]) + (", ..." if len(names) > 3 else ""))
+    shown = [*names[:3], "..."] if len(names) > 3 else names
+    return visible(", ".join(shown))

@@ -20,6 +20,7 @@ import numpy as np
 
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
+from foundry.common.reports import is_of
 from foundry.common.words import listed
 from foundry.corpora.files import (
     ROW_SUFFIXES,
@@ -52,9 +53,9 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
         read = {".csv": lambda path: (row for _, row in csv_rows(path)), ".tsv": read_tsv}
         rows = read.get(data_suffix(path), _read_json)(path)
     for number, row in enumerate(rows, start=1):
-        missing = [column for column in columns or [] if column not in row]
-        if missing:
-            raise UserError(f"{path}, row {number}: no column {missing[0]}; available: {listed(row)}")
+        for column in columns or ():
+            if column not in row:
+                raise UserError(f"{path}, row {number}: no column {column}; available: {listed(row)}")
         yield row
 
 
@@ -81,7 +82,7 @@ def class_names(path: Path) -> dict[str, list[str]]:
     try:
         features = (json.loads(written).get("info") or {}).get("features") or {}
         names = {column: kind["names"] for column, kind in features.items() if "names" in kind}
-        if all(isinstance(of, list) and all(isinstance(name, str) for name in of) for of in names.values()):
+        if all(is_of(of_column, list[str]) for of_column in names.values()):
             return names
     except (ValueError, AttributeError, TypeError, RecursionError):
         pass
@@ -202,7 +203,9 @@ def csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
 def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
     """The columns of a CSV or TSV file whose cells are lists of texts or records, in Python's or JSON's notation: more
     than half of those in its first rows that are not empty. They are printed. _stamp: changes with the file."""
-    rows = (row for _, row in _csv_rows(path)) if data_suffix(path) == ".csv" else _tsv_rows(path, header)
+    rows = _tsv_rows(path, header)
+    if data_suffix(path) == ".csv":
+        rows = (row for _, row in _csv_rows(path))
     cells, found = {}, []
     for row in itertools.islice(rows, LISTS_SOUGHT):
         for column, cell in row.items():
@@ -210,20 +213,24 @@ def list_columns(path: Path, _stamp: tuple, header: bool = True) -> list:
                 cells.setdefault(column, []).append(cell)
     for column, of_column in cells.items():
         lists = [cell for cell in of_column if list_of(cell) is not None]
-        if any(map(list_of, lists)) and len(lists) > len(of_column) / 2:
-            what = f"{path}: the column {column} holds lists"
-            lists.sort(key=lambda cell: not list_of(cell))  # one that has something is shown
-            if next(filter(_is_numpys, lists), None):
-                raise UserError(f"{what} as numpy prints them, {lists[0]:.60}: write them with .tolist() or as .jsonl")
-            say_once(f"{what}, such as {lists[0]:.60}, which are read as in JSON (--json_as_text: as text)")
-            found.append(column)
+        shown = next(filter(list_of, lists), None)  # one that has something
+        if shown is None or len(lists) <= len(of_column) / 2:
+            continue
+        what = f"{path}: the column {column} holds lists"
+        if any(map(_is_numpys, lists)):
+            raise UserError(f"{what} as numpy prints them, {shown:.60}: write them with .tolist() or as .jsonl")
+        say_once(f"{what}, such as {shown:.60}, which are read as in JSON (--json_as_text: as text)")
+        found.append(column)
     return found
 
 
 def with_lists(row: dict, columns: list) -> dict:
     """The row with lists in place of the cells of these columns that spell one: "['x', 'y']" -> ["x", "y"]."""
-    lists = {column: list_of(row[column]) for column in columns}
-    return row | {column: ListCell(row[column], of) for column, of in lists.items() if of is not None} if lists else row
+    for column in columns:
+        items = list_of(row[column])
+        if items is not None:
+            row = row | {column: ListCell(row[column], items)}
+    return row
 
 
 class ListCell(list):
@@ -236,11 +243,12 @@ class ListCell(list):
 
 def list_of(cell: str) -> list | None:
     """The list of texts or records that a cell spells in JSON or Python; None if it spells no such list."""
-    for read in (json.loads, ast.literal_eval) if cell.lstrip().startswith("[") else ():
+    if not cell.lstrip().startswith("["):
+        return None
+    for read in (json.loads, ast.literal_eval):
         with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = read(cell.strip())
-            is_one = isinstance(value, list) and all(isinstance(item, str | dict) for item in value)
-            return value if is_one else None
+            return value if is_of(value, list[str | dict]) else None
     return None
 
 
@@ -258,7 +266,7 @@ def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
         def lines() -> Iterator[str]:
             nonlocal place
             for piece in byte_lines(stream):
-                text = decoded(piece, path, place)
+                text = decoded_line(piece, path, place)
                 place += len(piece)
                 yield text
 
@@ -272,7 +280,7 @@ def _csv_rows(path: Path, start: int = 0) -> Iterator[tuple[int, dict]]:
             begun, line = place, rows.line_num + 1
             for values in rows:
                 if values and len(values) != len(header):
-                    end = "" if values[-1] or len(values) < len(header) else " (it ends in a comma)"
+                    end = " (it ends in a comma)" if len(values) > len(header) and not values[-1] else ""
                     wrong = f"{len(values)} fields{end}, the header has {len(header)}"
                     raise UserError(f"{path}, line {line}{after}: {wrong}")
                 check_no_header(values, header, f"{path}, line {line}{after}")
@@ -296,11 +304,12 @@ def _too_long(most: int) -> str:
 def checked_header(names: list[str], path: Path) -> list[str]:
     """The names themselves; UserError if two columns have the same, or a .csv is not separated by commas."""
     first = names[0] if names else ""
-    other = next((word for character, word in ((";", "semicolons"), ("\t", "tabs")) if character in first), None)
     if first.startswith("sep="):
         raise UserError(f"{path}, line 1: {first} is a note for Excel. Delete the line, and separate fields by commas.")
-    if data_suffix(path) == ".csv" and len(names) == 1 and other:
-        how = "name it .tsv" if other == "tabs" else "save it with commas, or convert it (docs/help.md)"
+    if data_suffix(path) == ".csv" and len(names) == 1 and (";" in first or "\t" in first):
+        other, how = "tabs", "name it .tsv"
+        if ";" in first:
+            other, how = "semicolons", "save it with commas, or convert it (docs/help.md)"
         raise UserError(f"{path}, line 1: its fields are separated by {other}, those of a .csv by commas: {how}")
     if len(set(names)) < len(names):
         (twice, _), *_ = Counter(names).most_common(1)
@@ -315,7 +324,7 @@ def check_no_header(values: list[str], header: list[str], place: str) -> None:
         raise UserError(f"{place}: the header again, as in joined files. Delete the line")
 
 
-def first_line(path: Path) -> list[str]:
+def first_line_fields(path: Path) -> list[str]:
     """The fields of the first line of a tab-separated file."""
     with open_text(path) as stream:
         return stream.readline().rstrip("\n").split("\t")
@@ -342,7 +351,7 @@ _OPENED = (
 def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
     with open_text(path) as stream:
         lines = enumerate(_tsv_lines(stream, path), start=1)
-        names = checked_header(next(lines, (1, []))[1], path) if header else []
+        names: list = checked_header(next(lines, (1, []))[1], path) if header else []
         quoted = bare = 0  # fields in quotes as a CSV writer puts them, and with quotes that it would not leave so
         opened = ""  # of the line before, for an error
         for number, values in lines:
@@ -353,14 +362,15 @@ def _tsv_rows(path: Path, header: bool) -> Iterator[dict]:
             if header and len(values) < len(names) and _is_open(values[-1]):
                 values = _joined(values, (more for _, more in lines))
             if len(values) != len(names):
-                wanted = f"the header has {len(names)}" if header else f"the lines before have {len(names)}"
-                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted}{opened}")
+                wanted = "the header has" if header else "the lines before have"
+                raise UserError(f"{path}, line {number}: {len(values)} fields, {wanted} {len(names)}{opened}")
             if header:
                 check_no_header(values, names, f"{path}, line {number}")
-            with_quotes = [value for value in values if '"' in value]
-            in_quotes = sum(map(_is_csv_field, with_quotes))
+            for value in values:
+                if '"' in value:
+                    quoted += _is_csv_field(value)
+                    bare += not _is_csv_field(value)
             opened = _OPENED.format(number) if _is_open(values[-1]) else ""
-            quoted, bare = quoted + in_quotes, bare + len(with_quotes) - in_quotes
             yield dict(zip(names, values, strict=True))
     if quoted and not bare:
         say_once(
@@ -407,12 +417,12 @@ def _read_json(path: Path) -> Iterator[dict]:
                     f"{path}: one object of columns, as pandas' to_json writes by default. Save it by rows: "
                     "orient='records', or .jsonl"
                 )
-            rows = enumerate(value if isinstance(value, list) else [value], start=1)
-        else:
-            lines = enumerate(itertools.chain([first, second], stream), start=1)
-            rows = ((number, json_value(line.strip(), path, number)) for number, line in lines if line.strip())
-        for number, row in rows:
-            yield json_object(row, f"{path}, row {number}")
+            for number, row in enumerate(value if isinstance(value, list) else [value], start=1):
+                yield json_object(row, f"{path}, row {number}")
+            return
+        for number, line in enumerate(itertools.chain([first, second], stream), start=1):
+            if line.strip():
+                yield json_object(json_value(line.strip(), path, number), f"{path}, row {number}")
 
 
 def _is_object(line: str) -> bool:
@@ -428,7 +438,7 @@ def _has_columns(value: dict) -> bool:
     if {"columns", "data"} <= value.keys():
         return True
     if all(isinstance(column, dict) and column for column in columns):
-        return all(number.isdecimal() for column in columns for number in column)
+        return all(map(str.isdecimal, itertools.chain.from_iterable(columns)))
     if len(columns) > 1 and all(isinstance(column, list) for column in columns):
         rows = len(columns[0])
         return rows > 1 and all(len(column) == rows and not isinstance(column[0], dict) for column in columns)
@@ -504,10 +514,10 @@ def read_text_documents(path: Path) -> Iterator[str]:
                 # The first line repeats the title: a page without more is empty.
                 yield html.unescape("\n".join(page)) if len(page) > 1 else ""
                 page = None
-            elif page is not None:
-                page += [line] if line else []
-            else:
+            elif page is None:
                 yield line
+            elif line:
+                page.append(line)
             place += len(piece)
     if page:
         yield html.unescape("\n".join(page))
@@ -520,9 +530,9 @@ def has_pages(path: Path, most: float) -> bool:
     with path.open("rb") as stream:
         while stream.tell() < most and (chunk := stream.read(SEARCHED_BYTES)):
             part = rest + chunk
-            if b"<doc " in part:
-                lines = (line.decode("utf-8", "ignore") for line in part.splitlines() if b"<doc " in line)
-                if any(WIKI_OPEN.match(CONTROL.sub("", with_spaces(line)).strip("\ufeff \t\r\n")) for line in lines):
+            for line in part.splitlines() if b"<doc " in part else ():
+                text = CONTROL.sub("", with_spaces(line.decode("utf-8", "ignore")))
+                if WIKI_OPEN.match(text.strip("\ufeff \t\r\n")):
                     return True
             rest = part[max(part.rfind(b"\n"), part.rfind(b"\r")) + 1 :][:LONGEST_TAG]
     return False
@@ -538,7 +548,7 @@ def byte_lines(stream: BinaryIO) -> Iterator[bytes]:
         yield rest
 
 
-def decoded(line: bytes, path: Path, place: int) -> str:
+def decoded_line(line: bytes, path: Path, place: int) -> str:
     try:
         text = line.decode("utf-8-sig" if place == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -551,7 +561,7 @@ def text_line(line: bytes, path: Path, place: int) -> str:
     """The text of a line at a byte of a file, without control characters and white space around it."""
     if len(line) > LONGEST_TEXT:
         raise UserError(f"{path}, byte {place:,}: {_too_long(LONGEST_TEXT)}")
-    text = CONTROL.sub("", with_spaces(decoded(line, path, place))).strip()
+    text = CONTROL.sub("", with_spaces(decoded_line(line, path, place))).strip()
     return Dedented(text) if text and line.startswith((b"  ", b"\t")) else text
 
 
@@ -577,10 +587,10 @@ def read_any_rows(path: Path, text_column: str = "text") -> Iterator[dict]:
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
     """The texts of a column, "" for a missing one. UserError for any other value."""
-    return (text_of(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+    return (cell_text(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
 
 
-def text_of(value: object, column: str, place: str) -> str:
+def cell_text(value: object, column: str, place: str) -> str:
     """The text of a column in the row at a place, "" for a missing one. UserError for any other value."""
     if is_missing(value):
         return ""

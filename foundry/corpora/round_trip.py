@@ -57,9 +57,10 @@ class Losses:
             counts |= {character: counts.get(character, 0) + 1 for character in characters}
 
     def __add__(self, other: "Losses") -> "Losses":
-        kinds = self.characters | other.characters
-        pairs = {kind: (self.characters.get(kind, {}), other.characters.get(kind, {})) for kind in kinds}
-        characters = {kind: dict(Counter(one) + Counter(two)) for kind, (one, two) in pairs.items()}
+        characters = {}
+        for kind in self.characters | other.characters:
+            both = Counter(self.characters.get(kind, {})) + Counter(other.characters.get(kind, {}))
+            characters[kind] = dict(both)
         return Losses(self.texts + other.texts, dict(Counter(self.kinds) + Counter(other.kinds)), characters)
 
     def named(self, kind: str) -> str:
@@ -67,11 +68,16 @@ class Losses:
         if kind not in (UNKNOWN, CHANGED):
             return kind
         found = sorted(self.characters[kind], key=self.characters[kind].get, reverse=True)
-        shown = " ".join(f"\u25cc{c}" if unicodedata.category(c[0])[0] == "M" else c for c in found[:MOST_NAMED])
-        return shown + (f" and {len(found) - MOST_NAMED:,} more" if len(found) > MOST_NAMED else "")
+        shown = []
+        for character in found[:MOST_NAMED]:
+            is_mark = unicodedata.category(character[0])[0] == "M"
+            shown.append(f"\u25cc{character}" if is_mark else character)
+        if len(found) > MOST_NAMED:
+            shown.append(f"and {len(found) - MOST_NAMED:,} more")
+        return " ".join(shown)
 
 
-class Sample:
+class TextSample:
     """At most MOST_TEXTS of the texts that pass by, each with the same chance; the same ones each time."""
 
     def __init__(self) -> None:
@@ -119,9 +125,12 @@ def round_trip(
     texts = [text[:LONGEST_TEXT].rstrip() for text in texts[:count]]
     read_back = [text.rstrip() for text in decoded(tokenizer, encode(texts))]
     special = re.compile("|".join(map(re.escape, sorted(tokenizer.all_special_tokens, key=len, reverse=True))))
-    losses = Losses(len(texts), {INDENTED: indented} if indented else {})
-    markers = {marker for text in texts for marker in _MARKER.findall(text)}
-    markers = markers if len(markers) <= MOST_NAMED else set()  # more of them are HTML: its characters are named
+    losses = Losses(len(texts))
+    if indented:
+        losses.kinds[INDENTED] = indented
+    markers: set[str] = set().union(*map(_MARKER.findall, texts))
+    if len(markers) > MOST_NAMED:  # they are HTML: its characters are named
+        markers = set()
 
     @functools.cache
     def is_unknown(character: str) -> bool:
@@ -146,9 +155,10 @@ def _lost(
     if names := {name for name in special.findall(text) if name not in read}:
         found |= {name: set() for name in names}
         text = re.sub(rf" *(?:{special.pattern}) *", " ", text).removeprefix(" ")
-    if unknown := {marker for marker in markers if marker in text and any(map(is_unknown, "<>"))}:
+    unknown = {marker for marker in markers if marker in text}
+    if unknown and any(map(is_unknown, "<>")):
         found[UNKNOWN] = unknown
-        text = "".join(part[1:-1] if part in unknown else part for part in re.split(f"({_MARKER.pattern})", text))
+        text = _MARKER.sub(lambda marker: marker[0][1:-1] if marker[0] in unknown else marker[0], text)
     written, read_back = Counter(text), Counter(read)
     missing, more = written - read_back, read_back - written
     composed = unicodedata.normalize("NFC", text)
@@ -163,7 +173,8 @@ def _lost(
     if Counter(_RUNS.findall(inner)) - Counter(_RUNS.findall(inner_read)):
         found[DOUBLE] = set()
     if not found:
-        found["".join(text.split()) == "".join(read.split()) and BETWEEN or OTHER] = set()
+        is_between = "".join(text.split()) == "".join(read.split())
+        found[BETWEEN if is_between else OTHER] = set()
     return found
 
 
@@ -197,14 +208,16 @@ def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
     Where the splits differ it is "in 40 % of train, 30 % of validation targets". None if no text was tried.
     """
     parts, limits, texts = [], [], 0
-    for what in dict.fromkeys(what for of_split in losses.values() for what in of_split):
+    for what in dict.fromkeys(itertools.chain.from_iterable(losses.values())):
         of_split = {split: one[what] for split, one in losses.items() if what in one and one[what].texts}
         both = sum(of_split.values(), Losses())
         texts += both.texts
         kinds = sorted(both.kinds, key=both.kinds.get, reverse=True)
         for kind in kinds[:MOST_KINDS]:
-            counts = {split: one.kinds[kind] for split, one in of_split.items() if kind in one.kinds}
-            shares = {split: percent(count / of_split[split].texts) for split, count in counts.items()}
+            shares = {}
+            for split, one in of_split.items():
+                if kind in one.kinds:
+                    shares[split] = percent(one.kinds[kind] / one.texts)
             parts.append(f"{both.named(kind)} in {_in_splits(shares, '', what, of_split)}{_HOW.get(kind, '')}")
         if more := len(kinds[MOST_KINDS:]):
             parts.append(f"{more} more kind{'s' * (more > 1)} in {what}")

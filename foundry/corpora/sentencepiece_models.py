@@ -69,9 +69,12 @@ class SentencePieceModel:
 
     def special_pieces(self) -> dict[str, str]:
         """{"pad_token": "<pad>", ...}: the pieces at the ids that the model names, whatever their text."""
-        spec, count = self.proto.trainer_spec, len(self.proto.pieces)
-        ids = {"pad_token": spec.pad_id, "eos_token": spec.eos_id, "unk_token": spec.unk_id, "bos_token": spec.bos_id}
-        return {role: self.proto.pieces[number].piece for role, number in ids.items() if 0 <= number < count}
+        named = {}
+        for role in ("pad", "eos", "unk", "bos"):
+            number = getattr(self.proto.trainer_spec, f"{role}_id")
+            if 0 <= number < len(self.proto.pieces):
+                named[f"{role}_token"] = self.proto.pieces[number].piece
+        return named
 
     def tokenizer_content(self, shown: str) -> dict:
         """The content of a tokenizer.json that gives the model's ids.
@@ -79,14 +82,17 @@ class SentencePieceModel:
         UserError, which begins with `shown` and names the setting, for a kind that `tokenizers` cannot imitate.
         """
         self._refuse_settings(shown)
-        special, pieces = self._pieces("CONTROL", "UNKNOWN"), enumerate(piece.piece for piece in self.proto.pieces)
+        special, added = self._pieces("CONTROL", "UNKNOWN"), []
+        for number, piece in enumerate(self.proto.pieces):
+            if piece.piece in special:
+                added.append(special_token(number, piece.piece))
         one_word = not any("▁" in piece[1:] for piece in self._pieces("NORMAL", "USER_DEFINED"))
         back = [_replace(mark, symbol) for symbol, mark in self._stand_ins.items()]
         content = {
             "version": "1.0",
             "truncation": None,
             "padding": None,
-            "added_tokens": [special_token(number, piece) for number, piece in pieces if piece in special],
+            "added_tokens": added,
             "normalizer": {"type": "Sequence", "normalizers": self._normalizers()},
             "pre_tokenizer": space_marks("never") | {"split": one_word},
             "post_processor": None,
@@ -97,6 +103,7 @@ class SentencePieceModel:
 
     def _refuse_settings(self, shown: str) -> None:
         trainer = self.proto.trainer_spec
+        longest = max(map(len, self._pieces("NORMAL")), default=0)
         refused = {
             "model_type=word": trainer.model_type == trainer.WORD,
             "treat_whitespace_as_suffix=true": trainer.treat_whitespace_as_suffix,
@@ -104,8 +111,7 @@ class SentencePieceModel:
             "a denormalization rule": bool(self.proto.denormalizer_spec.precompiled_charsmap),
             "pieces that are not to be used": bool(self._pieces("UNUSED")),
             f"more than {MOST_SYMBOLS:,} symbols": len(self._pieces("USER_DEFINED", "CONTROL")) > MOST_SYMBOLS,
-            f"pieces of more than {LONGEST_PIECE} letters": max(map(len, self._pieces("NORMAL")), default=0)
-            > LONGEST_PIECE,
+            f"pieces of more than {LONGEST_PIECE} letters": longest > LONGEST_PIECE,
         }
         if settings := ", ".join(setting for setting, has_it in refused.items() if has_it):
             raise UserError(
@@ -119,14 +125,16 @@ class SentencePieceModel:
         trainer = self.proto.trainer_spec
         if trainer.model_type == trainer.UNIGRAM:
             # sentencepiece always takes a symbol, and so does a search for the best sum where its score is the highest.
-            symbols = self._pieces("USER_DEFINED")
-            scores = [0.0 if piece.piece in symbols else piece.score for piece in self.proto.pieces]
-            vocabulary = [[name, score] for name, score in zip(names, scores, strict=True)]
-            return {"type": "Unigram", "unk_id": self.processor.unk_id(), "vocab": vocabulary, "byte_fallback": False}
-        usable = self._pieces("NORMAL")
-        joined = sorted(usable, key=usable.get, reverse=True) if trainer.model_type == trainer.BPE else []
-        cuts = ((piece[:cut], piece[cut:]) for piece in joined for cut in range(1, len(piece)))
-        merges = [[left, right] for left, right in cuts if left in usable and right in usable]
+            symbols, scored = self._pieces("USER_DEFINED"), []
+            for name, piece in zip(names, self.proto.pieces, strict=True):
+                scored.append([name, 0.0 if piece.piece in symbols else piece.score])
+            return {"type": "Unigram", "unk_id": self.processor.unk_id(), "vocab": scored, "byte_fallback": False}
+        usable, merges = self._pieces("NORMAL"), []
+        if trainer.model_type == trainer.BPE:
+            for piece in sorted(usable, key=usable.get, reverse=True):
+                for cut in range(1, len(piece)):
+                    if piece[:cut] in usable and piece[cut:] in usable:
+                        merges.append([piece[:cut], piece[cut:]])
         vocabulary = {name: number for number, name in enumerate(names)}
         return {"type": "BPE", "vocab": vocabulary, "merges": merges, "unk_token": unknown, "fuse_unk": True}
 
@@ -144,14 +152,21 @@ class SentencePieceModel:
         symbols = sorted({symbol.strip("▁") for symbol in self._pieces("USER_DEFINED")}, key=len, reverse=True)
         if self.proto.trainer_spec.model_type != self.proto.trainer_spec.UNIGRAM:
             return {symbol: chr(_PRIVATE_USE + number) for number, symbol in enumerate(symbols)}
-        words = {symbol: symbol.replace("▁", " ") for symbol in symbols}
-        changed = [symbol for symbol, text in words.items() if text != normalize(text)]
-        letters = {letter: chr(_PRIVATE_USE + number) for number, letter in enumerate(dict.fromkeys("".join(changed)))}
-        return {symbol: "".join(map(letters.get, symbol)) for symbol in changed}
+        letters: dict[str, str] = {}
+        stand_ins = {}
+        for symbol in symbols:
+            text = symbol.replace("▁", " ")
+            if text != normalize(text):
+                for letter in symbol:
+                    letters.setdefault(letter, chr(_PRIVATE_USE + len(letters)))
+                stand_ins[symbol] = "".join(map(letters.get, symbol))
+        return stand_ins
 
     def _name(self, piece: str) -> str:
         bare = piece.strip("▁")
-        return piece.replace(bare, self._stand_ins[bare]) if bare in self._stand_ins else piece
+        if bare not in self._stand_ins:
+            return piece
+        return piece.replace(bare, self._stand_ins[bare])
 
     def _normalizers(self) -> list[dict]:
         spec, normalize = self.proto.normalizer_spec, self.processor.normalize
@@ -171,14 +186,17 @@ class SentencePieceModel:
         for symbol, letter in self._stand_ins.items():
             if "▁" in symbol:
                 rules.append(_replace(symbol.replace("▁", " "), letter))
-        return [*rules, {"type": "Prepend", "prepend": "▁"}] if spec.add_dummy_prefix else rules
+        if spec.add_dummy_prefix:
+            rules.append({"type": "Prepend", "prepend": "▁"})
+        return rules
 
     @property
     def described(self) -> str:
         """ "a bpe model, normalization user_defined, with 2 symbols"."""
         trainer, symbols = self.proto.trainer_spec, len(self._pieces("USER_DEFINED"))
-        kind, rule = trainer.ModelType.Name(trainer.model_type).lower(), self.proto.normalizer_spec.name or "none"
-        return f"a {kind} model, normalization {rule}" + (f", with {symbols} symbols" if symbols else "")
+        kind = trainer.ModelType.Name(trainer.model_type).lower()
+        text = f"a {kind} model, normalization {self.proto.normalizer_spec.name or 'none'}"
+        return f"{text}, with {symbols} symbols" if symbols else text
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """The ids by sentencepiece itself."""
@@ -190,8 +208,10 @@ class SentencePieceModel:
         own += [piece.replace("▁", " ") for piece in own if "▁" in piece]
         if self.proto.normalizer_spec.name not in _BUILTIN_RULES:
             own += self._rule_sources()
-        around = ("{}", "a{}b", "a {} b ", " {}{}", "\n{}a", "{}{}{}")
-        return [*probe_texts(self._pieces("NORMAL")), *(text.format(*[part] * 3) for part in own for text in around)]
+        texts = probe_texts(self._pieces("NORMAL"))
+        for part in own:
+            texts += [part, f"a{part}b", f"a {part} b ", f" {part}{part}", f"\n{part}a", part * 3]
+        return texts
 
     def _rule_sources(self) -> list[str]:
         """What the model's own normalization rules replace, NFKC's left out: keys of its double-array trie."""
@@ -211,9 +231,12 @@ class SentencePieceModel:
                 if units[child] >> 8 & 1:  # a key ends here
                     sources.append(key.decode())
                 todo.append((key, child ^ int(bases[child])))
-        normalize = self.processor.normalize
-        nfkc = {source: unicodedata.normalize("NFKC", source).strip().replace(" ", "▁") for source in sources}
-        return [source for source in sources if normalize(source).strip("▁") != nfkc[source]]
+        own = []
+        for source in sources:
+            nfkc = unicodedata.normalize("NFKC", source).strip().replace(" ", "▁")
+            if self.processor.normalize(source).strip("▁") != nfkc:
+                own.append(source)
+        return own
 
 
 def _replace(pattern: str, content: str, kind: str = "String") -> dict:
@@ -249,9 +272,11 @@ def probe_texts(pieces: Iterable[str]) -> list[str]:
     """A few hundred texts: odd ones, and neighbouring pieces of a vocabulary as words and run together."""
     known = sorted(piece for piece in pieces if not SENTINEL_NAME.fullmatch(piece) and piece.strip("▁"))
     some = known[:: max(1, len(known) // 300)]
-    groups = [some[start :: len(some) // 3 + 1] for start in range(len(some) // 3 + 1)]
-    made = [joint.join(group) for group in groups for joint in ("", " ", "▁")]
-    return [*ODD_TEXTS, *(text.replace("▁", " ") for text in made)]
+    texts, groups = list(ODD_TEXTS), len(some) // 3 + 1
+    for start in range(groups):
+        for joint in ("", " ", "▁"):
+            texts.append(joint.join(some[start::groups]).replace("▁", " "))
+    return texts
 
 
 def check_same_ids(

@@ -1,6 +1,5 @@
 """Running text is cut into sentence-like pieces, for tasks whose rows are such pieces."""
 
-import itertools
 import re
 
 from foundry.corpora.tokenizers import cut_at_spaces
@@ -18,7 +17,7 @@ def cut_sentences(text: str, longest: int) -> list[str]:
     pieces = []
     for line in text.splitlines():
         start = 0
-        for end in itertools.chain((match.end() for match in _SENTENCE_END.finditer(line)), [len(line)]):
-            pieces += [part.strip() for part in cut_at_spaces(line[start:end].strip(), longest)]
+        for end in [*(match.end() for match in _SENTENCE_END.finditer(line)), len(line)]:
+            pieces += map(str.strip, cut_at_spaces(line[start:end].strip(), longest))
             start = end
     return [piece for piece in pieces if _LETTER.search(piece)]

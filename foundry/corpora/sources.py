@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ TOKENIZER_FORMAT = 5  # part of its key in the cache: raise it when the same tex
 
 
 @dataclass
-class Source:
+class SplitSource:
     """The text of one split, not yet read; each call of `documents()` reads it from the beginning."""
 
     description: str  # for the summary
@@ -66,18 +66,18 @@ class Source:
             check_unchanged(file, before)
 
 
-def find_sources(args: Any) -> dict[str, Source]:
+def find_sources(args: Any) -> dict[str, SplitSource]:
     """The text that the flags name: {"train": ...} and, if there is one, {"validation": ...}. UserError if none."""
     ids = has_ids(args)
     column = args.input_ids_column if ids else args.text_column
+    cache = Path(args.data_cache_dir).expanduser()
     if args.train_file:
-        named = {"train": args.train_file, "validation": args.validation_file}
-        files = {split: corpus_files(f"--{split}_file", paths, args) for split, paths in named.items() if paths}
-        cache = Path(args.data_cache_dir).expanduser()
+        files = {"train": corpus_files("--train_file", args.train_file, args)}
+        if args.validation_file:
+            files["validation"] = corpus_files("--validation_file", args.validation_file, args)
         return {split: _file_source(files[split], cache, column, ids) for split in files}
     if (args.dataset_name or BUILTIN_CORPUS) == BUILTIN_CORPUS:
-        return builtin_sources(Path(args.data_cache_dir).expanduser())
-    cache = Path(args.data_cache_dir).expanduser()
+        return builtin_sources(cache)
     return _dataset_sources(args.dataset_name, args.dataset_config_name, column, ids, cache)
 
 
@@ -88,9 +88,10 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     A corpus is named after its file, or the folder before a pattern; where two are alike, with its configuration or a
     number too. UserError unless all or none have a weight.
     """
-    flag = "--train_file" if args.train_file else "--dataset_name"
-    text = args.dataset_name or BUILTIN_CORPUS
-    given = args.train_file or ([text] if Path(text).exists() else text.split(","))  # a saved folder may have commas
+    flag, given = "--train_file", args.train_file
+    if not given:
+        text = args.dataset_name or BUILTIN_CORPUS
+        flag, given = "--dataset_name", [text] if Path(text).exists() else text.split(",")  # a folder may have commas
     paths, weights = split_weights(flag, given)
     configs = (args.dataset_config_name or "").split(",")
     if weights is None and not args.train_file and len(paths) > 1:
@@ -105,17 +106,27 @@ def find_corpora(args: Any) -> dict[str, tuple[float, Any]]:
     corpora = {}
     for number, (path, weight) in enumerate(zip(paths, weights, strict=True)):
         config = configs[number % len(configs)]
-        parts = (re.sub(r"\W+", "_", part.split(".")[0]).strip("_") for part in reversed(Path(path).parts))
-        stem = next(filter(None, parts), "corpus")
-        alike = [re.sub(r"\W+", "_", config)] * bool(config)
-        names = itertools.chain([stem], (f"{stem}_{end}" for end in itertools.chain(alike, itertools.count(2))))
-        name = next(name for name in names if name not in corpora)
+        name = _name_of_corpus(path, config, corpora)
         if args.train_file:
             alone = dataclasses.replace(args, train_file=[path])
         else:
             alone = dataclasses.replace(args, dataset_name=path, dataset_config_name=config or None)
         corpora[name] = weight / sum(weights), alone
     return corpora
+
+
+def _name_of_corpus(path: str, config: str, others: Collection[str]) -> str:
+    """A name that none of the others has."""
+    parts = [re.sub(r"\W+", "_", part.split(".")[0]).strip("_") for part in Path(path).parts]
+    stem = next(filter(None, reversed(parts)), "corpus")
+    name, number = stem, 2
+    end = re.sub(r"\W+", "_", config)
+    if name in others and end:
+        name = f"{stem}_{end}"
+    while name in others:
+        name = f"{stem}_{number}"
+        number += 1
+    return name
 
 
 def mixed_documents(corpora: list[Iterator[str]], weights: list[float]) -> Iterator[str]:
@@ -138,7 +149,7 @@ def joint_fingerprint(sources: Sequence) -> str:
     return hashlib.sha256("".join(source.fingerprint for source in sources).encode()).hexdigest()
 
 
-def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool = False) -> Source:
+def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool = False) -> SplitSource:
     digest, stamps = hashlib.sha256(), [stamp(file) for file in files]
     size = sum(file.stat().st_size for file in files)
     for file, contents in zip(files, kept_digests(files, cache), strict=True):
@@ -147,41 +158,44 @@ def _file_source(files: list[Path], cache: Path, column: str | None, ids: bool =
     shown = files[0].name if len(files) == 1 else f"{len(files)} files"
     shown = f"{shown}, {human_bytes(size)}"
     options = dict(size=size, ids=ids, stamps=stamps, origin=files)
-    return Source(shown, digest.hexdigest(), files, column, **options)
+    return SplitSource(shown, digest.hexdigest(), files, column, **options)
 
 
-def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cache: Path) -> dict[str, Source]:
+def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cache: Path) -> dict[str, SplitSource]:
     splits = load_dataset_splits(name, config, "--dataset_name", needed="train")
-    sources: dict[str, Source] = {}
+    sources: dict[str, SplitSource] = {}
     for split in ("train", "validation"):
-        if split in splits:
-            dataset = splits[split]
-            if isinstance(dataset, DataFiles):
-                sources[split] = _file_source(dataset, cache, column, ids)
-                sources[split].description = f"{name} ({sources[split].description}{not_read(splits)})"
-                continue
-            if column not in dataset.column_names:
-                flag = "--input_ids_column" if ids else "--text_column"
-                raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
-            shown = f"{name} ({len(dataset):,} rows{not_read(splits)})"
-            # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens.
-            # Of another folder `datasets` knows the name and the times.
-            contents = contents_of(name, split)
-            fingerprint = contents_digest(contents, cache) if contents else dataset._fingerprint
-            if contents and not saved_files(name, split):
+        if split not in splits:
+            continue
+        dataset = splits[split]
+        if isinstance(dataset, DataFiles):
+            source = sources[split] = _file_source(dataset, cache, column, ids)
+            source.description = f"{name} ({source.description}{not_read(splits)})"
+            continue
+        if column not in dataset.column_names:
+            flag = "--input_ids_column" if ids else "--text_column"
+            raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
+        shown = f"{name} ({len(dataset):,} rows{not_read(splits)})"
+        fingerprint, origin = dataset._fingerprint, f"{name} {config} {split}"
+        # state.json of a saved data set may claim any fingerprint: two of other contents would share their tokens. Of
+        # another folder `datasets` knows the name and the times.
+        if contents := contents_of(name, split):
+            fingerprint, origin = contents_digest(contents, cache), contents
+            if not saved_files(name, split):
                 fingerprint = hashlib.sha256(f"{fingerprint} {config} {split}".encode()).hexdigest()
-            origin = contents or f"{name} {config} {split}"
-            sources[split] = Source(shown, fingerprint, [], column, dataset, ids=ids, origin=origin)
+        sources[split] = SplitSource(shown, fingerprint, [], column, dataset, ids=ids, origin=origin)
     return sources
 
 
 def not_read(splits: Iterable[str]) -> str:
     """For a description: "; not read: its splits dev, test" of a data set's splits, which are read under two names."""
     others = [split for split in splits if split not in ("train", "validation")]
-    return f"; not read: its split{'s' * (len(others) > 1)} {', '.join(others)}" if others else ""
+    if not others:
+        return ""
+    return f"; not read: its {'split' if len(others) == 1 else 'splits'} {', '.join(others)}"
 
 
-def builtin_sources(cache: Path) -> dict[str, Source]:
+def builtin_sources(cache: Path) -> dict[str, SplitSource]:
     """The splits of the built-in English corpus below `cache`, made if it is not there yet."""
     folder = builtin_corpus(cache)
     sources = {}
@@ -202,13 +216,13 @@ def builtin_corpus(cache: Path) -> Path:
     return cached(cache, BUILTIN_CORPUS, corpus.fingerprint(), build)
 
 
-def described(sources: Sequence) -> str:
+def described_sources(sources: Sequence) -> str:
     """What the text of several sources or corpora is, for a summary."""
     return ", ".join(source.description for source in sources)
 
 
 def tokenizer_for(
-    sources: list[Source], vocab_size: int, cache: Path, byte_fallback: bool | None = None
+    sources: list[SplitSource], vocab_size: int, cache: Path, byte_fallback: bool | None = None
 ) -> PreTrainedTokenizerBase:
     """A tokenizer trained on all the text, whatever the weights of its corpora, and cached under a key of the text's
     contents, the size and `byte_fallback`."""
@@ -220,7 +234,7 @@ def tokenizer_for(
             source.check_unchanged()
 
     decisive = f"{joint_fingerprint(sources)} {sources[0].column} {vocab_size} {byte_fallback}"
-    return _trained(train, decisive, f"{vocab_size:,} tokens on {described(sources)}", cache)
+    return _trained(train, decisive, f"{vocab_size:,} tokens on {described_sources(sources)}", cache)
 
 
 def tokenizer_for_pairs(

@@ -25,8 +25,8 @@ from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
 from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
-from foundry.corpora.round_trip import Losses, Sample, round_trip
-from foundry.corpora.sources import Source
+from foundry.corpora.round_trip import Losses, TextSample, round_trip
+from foundry.corpora.sources import SplitSource
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.corpora.word_encoder import corpus_encoder, flat
@@ -71,13 +71,15 @@ class TokenFile:
         the EOS between documents, which is not counted."""
         if not self.text_bytes and len(self.tokens):
             return None
-        blocks = (self.tokens[start : start + SCANNED] for start in range(0, len(self.tokens), SCANNED))
-        count = len(self.tokens) if eos_id is None else sum(int((block != eos_id).sum()) for block in blocks)
+        count = len(self.tokens)
+        if eos_id is not None:
+            for start in range(0, len(self.tokens), SCANNED):
+                count -= int((self.tokens[start : start + SCANNED] == eos_id).sum())
         return self.text_bytes / max(count, 1)
 
 
 def _on_sides(
-    args: Any, source: Source, limit: int | None, splits_off: bool, earlier: TrainedText, info: dict
+    args: Any, source: SplitSource, limit: int | None, splits_off: bool, earlier: TrainedText, info: dict
 ) -> Iterator[tuple[bool, Any]]:
     """(whether it is held out, document) of the first `limit` documents. splits_off: whether any are held out. None of
     those is that an earlier run was trained on; info["before"] counts them."""
@@ -101,7 +103,7 @@ def _without_trained(blocks: Iterable, earlier: TrainedText, info: dict) -> Iter
 
 
 def tokenised(
-    args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText = NOTHING
+    args: Any, sources: dict[str, SplitSource], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText = NOTHING
 ) -> dict[str, TokenFile]:
     """Token files of "train" and "validation", from the cache or tokenised now with a progress bar.
 
@@ -115,7 +117,7 @@ def tokenised(
 
 
 def _tokenised(
-    args: Any, sources: dict[str, Source], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText
+    args: Any, sources: dict[str, SplitSource], tokenizer: PreTrainedTokenizerBase, earlier: TrainedText
 ) -> dict[str, TokenFile]:
     choices = [TOKENS_FORMAT, COUNTS_FORMAT, tokenizer_fingerprint(tokenizer), args.eos_between_documents]
     choices += [args.max_train_samples]
@@ -131,11 +133,11 @@ def _tokenised(
     def build(folder: Path) -> None:
         eos_id = tokenizer.eos_token_id if args.eos_between_documents else None
         encode = document_encoder(tokenizer, sources["train"].ids)
-        begins = {split: sources.get(split, sources["train"]).begins for split in ("train", "validation")}
-        writers = {
-            split: TokenWriter((folder / f"{split}.bin").open("wb"), tokenizer, encode, eos_id, begins[split])
-            for split in begins
-        }
+        writers = {}
+        for split in ("train", "validation"):
+            begins = sources.get(split, sources["train"]).begins
+            file = (folder / f"{split}.bin").open("wb")
+            writers[split] = TokenWriter(file, tokenizer, encode, eos_id, begins)
         bar_of = partial(tqdm, desc="tokenising", unit="B", unit_scale=True, disable=not sys.stderr.isatty())
         held_out_texts, hashes = Counter(), folder / "hashes"
         info = writers["validation"].info
@@ -155,8 +157,7 @@ def _tokenised(
                             continue
                         if goes_on(document):  # equal parts of flat arrays are no copies
                             further[side].append(digest(document))
-                            continue
-                        if side == "validation":
+                        elif side == "validation":
                             held_out_texts[digest(document)] += 1
                         else:
                             trained_texts.write(digest(document).to_bytes(8, sys.byteorder))
@@ -195,9 +196,10 @@ def _trained_on(held_out: Counter, trained: Path) -> int:
 
 def _short(hashes: Path) -> np.ndarray:
     """The hashes of a file, cut to 32 bits, each once."""
-    starts = range(0, hashes.stat().st_size, 8 * SCANNED)
-    blocks = [np.unique(short_hashes(np.fromfile(hashes, np.uint64, SCANNED, offset=start))) for start in starts]
-    return np.unique(np.concatenate(blocks)) if blocks else short_hashes([])
+    blocks = [short_hashes([])]
+    for start in range(0, hashes.stat().st_size, 8 * SCANNED):
+        blocks.append(np.unique(short_hashes(np.fromfile(hashes, np.uint64, SCANNED, offset=start))))
+    return np.unique(np.concatenate(blocks))
 
 
 def _is_counted(document: str | IdDocument) -> bool:
@@ -220,7 +222,8 @@ def split_documents(documents: Iterable[str], percentage: float) -> Iterator[tup
             total += size
             credit += size * percentage / 100
             held_out = credit >= size / 2
-            credit -= size if held_out else 0
+            if held_out:
+                credit -= size
             yield held_out, block
             block, size = [], 0
     if block:
@@ -234,12 +237,10 @@ def split_off_documents(documents: Iterable[str], count: int, total: int) -> Ite
     Of 10 documents 2 -> the stretches [8, 9]; 100 of 1,000 -> [450 ... 499] and [950 ... 999].
     """
     if count * 2 > total:
-        raise UserError(
-            f"--validation_split_count {count}: {ONE_DOCUMENT}"
-            if total == 1
-            else f"--validation_split_count {count}: the text has {total:,} documents, and at most half of them can be "
-            "held out"
-        )
+        problem = f"the text has {total:,} documents, and at most half of them can be held out"
+        if total == 1:
+            problem = ONE_DOCUMENT
+        raise UserError(f"--validation_split_count {count}: {problem}")
     held_out, blocks = set(), -(-count // HELD_OUT_NEIGHBOURS)  # numbers of documents: each block ends its share of all
     for block in range(blocks):
         end = (block + 1) * total // blocks
@@ -254,7 +255,7 @@ class TokenWriter:
     """Writes the tokens of documents, texts or ready-made ids, to a binary file, some megabytes at a time.
 
     encode: documents -> (all ids, where those of each end). eos_id: ends each document; None: nothing does. begins:
-    numbers of the documents at which the files begin, as `Source` has them.
+    numbers of the documents at which the files begin, as `SplitSource` has them.
     """
 
     def __init__(
@@ -273,7 +274,7 @@ class TokenWriter:
             documents=0, empty_documents=0, text_bytes=0, unknown=0, before=0, lengths=Counter(), places=[]
         )
         self.batch, self.batch_size = [], 0
-        self.sample = Sample()
+        self.sample = TextSample()
         self.goes_on = False  # the last document added has not ended yet
         self.last = None  # the id written last
         self.size = self.begin = 0  # tokens written, and those before the document that has not ended yet
@@ -317,10 +318,14 @@ class TokenWriter:
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
         ids, ends = with_eos(ids, ends, self.batch, self.eos_id)
-        files = np.searchsorted(self.begins, self.numbers, side="right") - 1 if self.begins else ()
+        files: Sequence[int] = ()
+        if self.begins:
+            files = np.searchsorted(self.begins, self.numbers, side="right") - 1
         names = self.batch
         if not isinstance(self.batch[0], str):
-            names = [] if any(map(goes_on, self.batch)) else [document.ids.tobytes() for document in self.batch]
+            names = [document.ids.tobytes() for document in self.batch]
+            if any(map(goes_on, self.batch)):
+                names = []
         self.counts.add(ids, ends, names, files, self.sizes, self.size)
         if not isinstance(self.batch[0], str):
             ends = ends[[not goes_on(document) for document in self.batch]]
@@ -340,7 +345,9 @@ class TokenWriter:
             if len(places) > MOST_PLACES:
                 places[:], self.stride = places[::2], 2 * self.stride
             number += self.stride
-        self.begin, self.ended = int(ends[-1]) if len(ends) else self.begin, self.ended + len(ends)
+        self.ended += len(ends)
+        if len(ends):
+            self.begin = int(ends[-1])
 
     def finish(self) -> dict[str, Any]:
         """Writes what is left; returns the other fields of the `TokenFile`."""
@@ -355,7 +362,8 @@ class TokenWriter:
     def _write(self, ids: np.ndarray) -> None:
         self.file.write(ids.astype(self.dtype).tobytes())
         self.size += len(ids)
-        self.last = ids[-1] if len(ids) else self.last
+        if len(ids):
+            self.last = ids[-1]
 
 
 def document_encoder(tokenizer: PreTrainedTokenizerBase, is_ids: bool) -> Callable:

@@ -69,13 +69,8 @@ LEAST_COVERAGE = 0.98  # the lowest that SentencePiece accepts
 RULES = "tokenizer.json"  # the file of the `tokenizers` library
 MODELS = ("spiece.model", "tokenizer.model")  # SentencePiece's
 OTHER_VOCABULARIES = ("vocab.json", "vocab.txt")
-CONFIGS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "config.json",
-    "adapter_config.json",
-)
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+CONFIGS += ("adapter_config.json",)
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 ROLES = tuple(T5_NAMES)
 TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's begin and end of what one side of a dialogue says
@@ -106,16 +101,18 @@ def train_tokenizer(
     shown = tqdm(documents, "reading the text", unit=" documents", disable=not sys.stderr.isatty())
     breaks: Counter = Counter()
 
-    def lines_of(document: str) -> list[str]:
-        breaks["\n"] += document.strip("\n").count("\n")
-        return document.split("\n")
+    def parts() -> Iterator[str]:
+        for document in shown:
+            breaks["\n"] += document.strip("\n").count("\n")
+            for line in filter(str.strip, document.split("\n")):
+                yield from _parts_of(line)
 
-    lines = (line for document in shown for line in lines_of(document) if line.strip())
-    sample = _sampled((part for line in lines for part in _parts_of(line)), max_sentences, max_characters)
+    sample = _sampled(parts(), max_sentences, max_characters)
     _announce_learning(sample, vocab_size)
     letters = Counter(itertools.chain.from_iterable(sample)) + breaks
-    is_lost = str.isspace if normalization.startswith("nmt_") else " ".__eq__  # into the mark of a word's beginning
-    letters = Counter({letter: count for letter, count in letters.items() if not is_lost(letter)})
+    for letter in set(letters):  # these become the mark of a word's beginning
+        if letter == " " or letter.isspace() and normalization.startswith("nmt_"):
+            del letters[letter]
     byte_fallback, character_coverage = letters_and_bytes(letters, vocab_size, byte_fallback, character_coverage)
     model = io.BytesIO()
     options = dict(model_type="unigram", vocab_size=vocab_size - NUM_SENTINELS, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
@@ -154,7 +151,8 @@ def _announce_learning(sample: list[str], vocab_size: int) -> None:
     SentencePiece takes a hundred times as long for text without spaces, each of whose words is a new one.
     """
     characters = sum(map(len, sample))
-    without_spaces = sum(len(word) for line in sample for word in line.split() if len(word) > LONGEST_WORD)
+    sizes = itertools.chain.from_iterable(map(len, line.split()) for line in sample)
+    without_spaces = sum(size for size in sizes if size > LONGEST_WORD)
     if characters <= TOLD_CHARACTERS and without_spaces <= TOLD_WITHOUT_SPACES:
         return
     seconds = characters * SECONDS_A_CHARACTER + without_spaces * SECONDS_WITHOUT_SPACES
@@ -181,11 +179,14 @@ def letters_and_bytes(
     if coverage is not None:
         return bool(byte_fallback), coverage
     few = len(letters) <= room or tokens < 2 * room  # the error for too small a size names the letters' need
-    byte_fallback = not few if byte_fallback is None else byte_fallback
+    if byte_fallback is None:
+        byte_fallback = not few
     if few:
         return byte_fallback, 1.0
+    if not byte_fallback:
+        return byte_fallback, COVERAGE
     frequent = sum(count for _, count in letters.most_common(room))
-    return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total()) if byte_fallback else COVERAGE
+    return byte_fallback, max(LEAST_COVERAGE, frequent / letters.total())
 
 
 def _sampled(lines: Iterable[str], most: int, most_characters: int) -> list[str]:
@@ -210,8 +211,8 @@ def with_exact_spaces(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizer
     content = json.loads(tokenizer.backend_tokenizer.to_str())
     for token in content["added_tokens"]:
         token["lstrip"] |= token["special"]  # the space before a sentinel has never been a token
-    rules = content["normalizer"] or {}
-    rules = [rule for rule in rules.get("normalizers", [rules]) if rule.get("type") in ("NFC", "Precompiled")]
+    before = content["normalizer"] or {}
+    rules = [rule for rule in before.get("normalizers", [before]) if rule.get("type") in ("NFC", "Precompiled")]
     rules.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     content["normalizer"] = {"type": "Sequence", "normalizers": rules}
     marks = content["pre_tokenizer"] = space_marks("first")
@@ -313,7 +314,8 @@ def answering_tokenizer(model: str, named: str | None) -> PreTrainedTokenizerBas
     except UserError:  # it has none
         return given
     pieces = given.get_vocab()
-    if others := sorted(pieces.items() ^ own.get_vocab().items(), key=lambda pair: pair[::-1]):
+    others = sorted(pieces.items() ^ own.get_vocab().items(), key=lambda pair: pair[::-1])
+    if others:
         piece, number = others[0]
         there = "is" if pieces.get(piece) == number else "is not"
         raise UserError(
@@ -330,9 +332,12 @@ def decoded(tokenizer: PreTrainedTokenizerBase, rows: Iterable[Sequence[int] | n
     gone = {tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.unk_token_id}
     special = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     gone |= {number for number, name in special.items() if SENTINEL_NAME.fullmatch(name) or name in TURNS}
-    kept = [[number for number in map(int, row) if number >= 0 and number not in gone] for row in rows]
-    texts = [tokenizer.decode(row, skip_special_tokens=False) for row in kept]
-    for name in (special[number] for number in {*special} - gone if any(number in row for row in kept)):
+    texts, there = [], set()
+    for row in rows:
+        kept = [number for number in map(int, row) if number >= 0 and number not in gone]
+        there.update(special.keys() & kept)
+        texts.append(tokenizer.decode(kept, skip_special_tokens=False))
+    for name in map(special.get, there):
         if tokenizer(f"a {name}")["input_ids"] == tokenizer(f"a{name}")["input_ids"]:
             texts = [re.sub(rf"(?<=\S){re.escape(name)}", f" {name}", text) for text in texts]
     return texts
@@ -347,8 +352,9 @@ def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_d
     (letter,) = plain_encoder(tokenizer)(["a"])
     if joins_documents and tokenizer.decode([*letter, *letter]).strip() == "aa":
         parts.append("nothing parts the end of a document and the next one's first word: --eos_between_documents does")
-    own = set(tokenizer.all_special_tokens) - set(tokenizer.special_tokens_map.values())
-    if own := sorted(token for token in map(str, own) if not SENTINEL_NAME.fullmatch(token)):
+    added = set(tokenizer.all_special_tokens) - set(tokenizer.special_tokens_map.values())
+    own = sorted(token for token in map(str, added) if not SENTINEL_NAME.fullmatch(token))
+    if own:
         parts.append(f"{' '.join(own[:5])} in a text of pre-training are read as plain letters")
     return "; ".join(parts)
 
@@ -371,21 +377,23 @@ def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
     if path.is_dir():
         return {name: path / name for name in names if (path / name).is_file()}
     do_not_wait_for_the_hub(name_or_path)
-    found = ((name, cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False)) for name in names)
-    files = {name: Path(place) for name, place in found if place}
+    files = {}
+    for name in names:
+        if place := cached_file(name_or_path, name, _raise_exceptions_for_missing_entries=False):
+            files[name] = Path(place)
     if not files:
         cached_file(name_or_path, "config.json")  # raises the error that says why there are none
     return files
 
 
 def _is_whole(files: dict[str, Path]) -> bool:
-    return _class_name(files) == "ByT5Tokenizer" or any(n in files for n in (RULES, *MODELS, *OTHER_VOCABULARIES))
+    return not files.keys().isdisjoint((RULES, *MODELS, *OTHER_VOCABULARIES)) or _class_name(files) == "ByT5Tokenizer"
 
 
 def _class_name(files: dict[str, Path]) -> str:
     """The class of tokenizers that the files name, without "Fast"; "" if they name none."""
-    named = (read_json(files[n]).get("tokenizer_class") for n in ("tokenizer_config.json", "config.json") if n in files)
-    return next(filter(None, named), "").removesuffix("Fast")
+    name = _read(files, "tokenizer_config.json").get("tokenizer_class")
+    return (name or _read(files, "config.json").get("tokenizer_class") or "").removesuffix("Fast")
 
 
 def _check_rules(content: dict, shown: str) -> None:
@@ -413,10 +421,10 @@ def _growth(rule: dict) -> float:
     if rule.get("type") != "Replace":
         return _GROWTH.get(rule.get("type", ""), 1)
     size, pattern = len(rule["content"]), rule["pattern"]
-    if "String" in pattern:
-        return max(1, size / len(pattern["String"]) if pattern["String"] else 1 + size)
+    if pattern.get("String"):
+        return max(1, size / len(pattern["String"]))
     with contextlib.suppress(re.error):
-        if not re.match(pattern["Regex"], ""):
+        if "String" not in pattern and not re.match(pattern["Regex"], ""):
             return max(1, size)
     return 1 + size  # between any two letters
 
@@ -476,19 +484,21 @@ def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple)
         wanted = [encoding.ids for encoding in rules.encode_batch(texts, add_special_tokens=False)]
         check_same_ids(texts, _plain_ids(tokenizer, texts), wanted, shown, tool="tokenizers")
         return tokenizer
+    models = [files[name] for name in MODELS if name in files]
+    if not models:
+        return _of_vocabulary(files, name_or_path, shown)
     try:
-        model = next((SentencePieceModel(record_bytes(files[name])) for name in MODELS if name in files), None)
+        model = SentencePieceModel(record_bytes(models[0]))
     except RuntimeError:
         raise UserError(f"{shown}: no SentencePiece model. Give one, or a folder with its tokenizer.json") from None
-    if model and _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer"):
+    if _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer", "PreTrainedTokenizer"):
         content = model.tokenizer_content(shown)
         _check_rules(content, shown)
         tokenizer = _of_rules(content, files, model.special_pieces())
     else:
-        tokenizer = _of_class(files, name_or_path) if model else _of_vocabulary(files, name_or_path, shown)
-    if model:
-        texts = model.probe_texts()
-        check_same_ids(texts, _plain_ids(tokenizer, texts), model.encode(texts), f"{shown} ({model.described})")
+        tokenizer = _of_class(files, name_or_path)
+    texts = model.probe_texts()
+    check_same_ids(texts, _plain_ids(tokenizer, texts), model.encode(texts), f"{shown} ({model.described})")
     return tokenizer
 
 
@@ -503,17 +513,18 @@ def _read(files: dict[str, Path], name: str) -> dict:
 def _tokens(content: dict) -> list[str]:
     """The tokens of a tokenizer.json's model, by their ids."""
     vocabulary = content["model"]["vocab"]  # [[piece, score], ...] or {token: id}
-    return (
-        [token for token, _ in vocabulary] if isinstance(vocabulary, list) else sorted(vocabulary, key=vocabulary.get)
-    )
+    if isinstance(vocabulary, list):
+        return [token for token, _ in vocabulary]
+    return sorted(vocabulary, key=vocabulary.get)
 
 
 def _named_tokens(files: dict[str, Path]) -> dict[str, str]:
     """{"eos_token": "</s>", ...}: the special tokens that the tokenizer's own files name."""
-    found = (_read(files, "tokenizer_config.json") | _read(files, "special_tokens_map.json")).items()
-    return {
-        role: token["content"] if isinstance(token, dict) else token for role, token in found if role in ROLES and token
-    }
+    found, named = _read(files, "tokenizer_config.json") | _read(files, "special_tokens_map.json"), {}
+    for role, token in found.items():
+        if role in ROLES and token:
+            named[role] = token["content"] if isinstance(token, dict) else token
+    return named
 
 
 def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> PreTrainedTokenizerFast:
@@ -526,8 +537,10 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
     model, config, named = content["model"], _read(files, "tokenizer_config.json"), _named_tokens(files)
     tokens, is_t5 = _tokens(content), _class_name(files) in ("", "T5Tokenizer", "MT5Tokenizer")
     if isinstance(model["vocab"], list):
-        model["type"], unknown = "Unigram", named.get("unk_token", "<unk>")
-        model["unk_id"] = tokens.index(unknown) if unknown in tokens else model["unk_id"]
+        model["type"] = "Unigram"
+        unknown = named.get("unk_token", "<unk>")
+        if unknown in tokens:
+            model["unk_id"] = tokens.index(unknown)
         if "<0x00>" in tokens:
             content = with_bytes(content)
     added = content["added_tokens"]
@@ -539,10 +552,9 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
                 shutil.copyfile(files[name], folder / name)
         write_json(folder / RULES, content)
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    sentinels = sorted(
-        (t["content"] for t in added if SENTINEL_NAME.fullmatch(t["content"])), key=lambda t: (len(t), t)
-    )
     if not tokenizer.extra_special_tokens:
+        names = [token["content"] for token in added]
+        sentinels = sorted(filter(SENTINEL_NAME.fullmatch, names), key=lambda name: (len(name), name))
         tokenizer.add_special_tokens({"extra_special_tokens": sentinels})
     of_config, vocabulary = _tokens_of_config(files, tokenizer), tokenizer.get_vocab()
     t5s = {role: name for role, name in T5_NAMES.items() if is_t5 and (name in vocabulary or pieces)}
@@ -558,7 +570,7 @@ def _of_rules(content: dict, files: dict[str, Path], pieces: dict[str, str]) -> 
 def _sentinels_of_its_class(config: dict, tokens: list[str], added: list[dict], is_named: bool) -> list[dict]:
     """The sentinels that T5's class adds behind all `tokens` and `added` ones; [] where there are any, or where the
     configuration lists them. is_named: whether they are added where it does, too."""
-    listed = [str(t) for t in config.get("additional_special_tokens") or () if SENTINEL_NAME.fullmatch(str(t))]
+    listed = list(filter(SENTINEL_NAME.fullmatch, map(str, config.get("additional_special_tokens") or ())))
     there = [*tokens, *(token["content"] for token in added)]
     if any(map(SENTINEL_NAME.fullmatch, there)) or listed and not is_named:
         return []
@@ -569,9 +581,13 @@ def _sentinels_of_its_class(config: dict, tokens: list[str], added: list[dict], 
 
 def _tokens_of_config(files: dict[str, Path], tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """{"pad_token": "<pad>", ...}: the special tokens whose ids config.json names."""
-    ids = {role: _read(files, "config.json").get(f"{role}_id") for role in ROLES}
+    config, found = _read(files, "config.json"), {}
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    return {role: tokens[number] for role, number in ids.items() if isinstance(number, int) and number in tokens}
+    for role in ROLES:
+        number = config.get(f"{role}_id")
+        if isinstance(number, int) and number in tokens:
+            found[role] = tokens[number]
+    return found
 
 
 def _of_vocabulary(files: dict[str, Path], name_or_path: str, shown: str) -> PreTrainedTokenizerBase:
@@ -600,9 +616,11 @@ def _of_class(files: dict[str, Path], name_or_path: str) -> PreTrainedTokenizerB
     tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False)
     roles = {*ROLES, "bos_token"} - _named_tokens(files).keys()
     of_config = _tokens_of_config(files, tokenizer)
-    invented = [role for role in roles if (getattr(tokenizer, f"{role}_id") or 0) >= tokenizer.vocab_size]
-    if invented:
-        names = {role: of_config.get(role) for role in invented}
+    names = {}  # of those that the class invented
+    for role in roles:
+        if (getattr(tokenizer, f"{role}_id") or 0) >= tokenizer.vocab_size:
+            names[role] = of_config.get(role)
+    if names:
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, trust_remote_code=False, **names)
         kept = dict(model_max_length=tokenizer.model_max_length) | tokenizer.special_tokens_map
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **kept)  # has no defaults
@@ -675,9 +693,8 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, dict[s
     content |= {"truncation": None, "padding": None}  # left there by whoever called it last
     model, added = content["model"], content["added_tokens"]
     special = {token["content"] for token in added if token["special"]}
-    special |= {
-        token for token in tokenizer.get_vocab() if SENTINEL_NAME.fullmatch(token) or UNUSED_NAME.fullmatch(token)
-    }
+    special.update(filter(SENTINEL_NAME.fullmatch, tokenizer.get_vocab()))
+    special.update(filter(UNUSED_NAME.fullmatch, tokenizer.get_vocab()))
     unseen = {token: f"\uffff{token}\uffff" for token in special}  # U+FFFF is not a character
     for token in added:
         token["content"] = unseen.get(token["content"], token["content"])

@@ -64,9 +64,10 @@ class TrainedText:
 
     def count(self, hashes: np.ndarray) -> int:
         """How many of the documents with these hashes [n] of 32 bits were trained on."""
-        places = np.searchsorted(self.documents, hashes)
-        places = np.minimum(places, max(0, len(self.documents) - 1))
-        return int((self.documents[places] == hashes).sum()) if len(self.documents) else 0
+        if not len(self.documents):
+            return 0
+        places = np.minimum(np.searchsorted(self.documents, hashes), len(self.documents) - 1)
+        return int((self.documents[places] == hashes).sum())
 
     def joined(self, documents: Iterable[np.ndarray], streamed: Iterable[str]) -> "TrainedText":
         """With further ones."""
@@ -137,8 +138,9 @@ def marks_of(origin: Sequence[Path] | str, cache: Path | None) -> list[str]:
     name."""
     if isinstance(origin, str):
         return [hashlib.sha256(origin.encode()).hexdigest()]
-    files = list(origin)
+    files, marks = list(origin), []
     sizes = [file.stat().st_size for file in files]
     pieces = [2 if size > 2 * PIECE_BYTES else 0 for size in sizes]
-    pairs = zip(sizes, kept_digests(files, cache, pieces), strict=True)
-    return [hashlib.sha256(f"{size} {digest}".encode()).hexdigest() for size, digest in pairs]
+    for size, digest in zip(sizes, kept_digests(files, cache, pieces), strict=True):
+        marks.append(hashlib.sha256(f"{size} {digest}".encode()).hexdigest())
+    return marks

@@ -8,7 +8,7 @@ Legend of shapes: S source length, T target length.
 import torch
 from transformers import PreTrainedConfig
 
-from foundry.common.processes import free_memory
+from foundry.common.processes import available_memory
 from foundry.modeling.families import family_of, shape_of
 
 LARGEST_TENSOR = 2**28  # numbers, 1 GiB in float32; two or three such tensors exist at a time
@@ -41,6 +41,6 @@ def rows_to_generate(
 ) -> int:
     """Number of rows whose caches, with this number of beams, take SHARE_OF_CACHES of the memory."""
     is_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else free_memory()
+    memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else available_memory()
     of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)
     return max(1, int(SHARE_OF_CACHES * memory) // of_row)

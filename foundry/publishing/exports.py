@@ -74,17 +74,20 @@ class Format(NamedTuple):
 PARTS = {"EncoderModel": "an encoder alone", "Encoder": "an encoder alone", "ForTokenClassification": "a head"}
 
 
-def part_of(config: PreTrainedConfig) -> str | None:
+def lone_part(config: PreTrainedConfig) -> str | None:
     """ "an encoder alone" or "a head" on an encoder; None: a whole model."""
-    name = next(iter(config.architectures or []), "")
-    return next((part for ending, part in PARTS.items() if name.endswith(ending)), None)
+    for ending, part in PARTS.items():
+        if config.architectures and config.architectures[0].endswith(ending):
+            return part
+    return None
 
 
 def refuse_part(config: PreTrainedConfig, kind: str, encoder: str | None = None, head: str | None = None) -> None:
     """UserError for what the format `kind` cannot hold. encoder, head: what to give in its place for an encoder alone,
     and for one with a head; None: it holds them."""
-    part = part_of(config)
-    if instead := {"an encoder alone": encoder, "a head": head}.get(part or ""):
+    part = lone_part(config)
+    instead = {"an encoder alone": encoder, "a head": head, None: None}[part]
+    if instead:
         raise UserError(f"--formats {kind}: has no place for {part}, which --model_name_or_path has: give {instead}")
 
 
@@ -111,12 +114,14 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
     return source_ids(tokenizer, texts, LONGEST_SOURCE)
 
 
-def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
+def encoder_alone(model: PreTrainedModel) -> PreTrainedModel:
     """The encoder as the class that transformers has for it (T5EncoderModel), with the model's own tensors. That of a
     T5Gemma 2 is a model already, and so is a model without a decoder."""
     classes = {**MODEL_FOR_TEXT_ENCODING_MAPPING, LongT5Config: LongT5EncoderModel}  # which the mapping lacks
-    if not model.can_generate() or type(model.config) not in classes:
-        return model.get_encoder() if model.can_generate() else model
+    if not model.can_generate():
+        return model
+    if type(model.config) not in classes:
+        return model.get_encoder()
     config = copy.deepcopy(model.config)
     config.is_encoder_decoder = False
     with torch.device("meta"):
@@ -128,21 +133,24 @@ def encoder_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 @torch.no_grad()
-def outputs_of(model: PreTrainedModel, sources: list[list[int]]) -> list[np.ndarray]:
+def encoder_outputs(model: PreTrainedModel, sources: list[list[int]]) -> list[np.ndarray]:
     """What an encoder computes for each text, that of an encoder-decoder too: states [S, D], or the logits [S, C] of a
     head."""
-    model = model.get_encoder() if model.can_generate() else model
-    batches = [{"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids))} for ids in sources]
-    return [model(**batch)[0][0].numpy() for batch in batches]
+    if model.can_generate():
+        model = model.get_encoder()
+    outputs = []
+    for ids in sources:
+        output = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)))
+        outputs.append(output[0][0].numpy())
+    return outputs
 
 
 def compare_outputs(kind: str, wanted: list[np.ndarray], found: list[np.ndarray], tolerance: float) -> dict:
     """{"texts", "largest_difference", "tolerance"} of a format's outputs (`found`) beside PyTorch's. tolerance: the
     largest difference of any number. UserError if they differ by more."""
     largest = max(float(np.abs(one - other).max()) for one, other in zip(wanted, found, strict=True))
-    return dict(texts=len(wanted)) | within(
-        kind, largest, tolerance, f"the encoder's output is up to {largest:.3g} off"
-    )
+    said = within(kind, largest, tolerance, f"the encoder's output is up to {largest:.3g} off")
+    return dict(texts=len(wanted)) | said
 
 
 def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dict | None = None) -> list[list[int]]:
@@ -150,8 +158,10 @@ def pytorch_tokens(model: PreTrainedModel, sources: list[list[int]], search: dic
     special = {name: getattr(model.config, name) for name in ("decoder_start_token_id", "pad_token_id", "eos_token_id")}
     plain = GenerationConfig(max_length=NEW_TOKENS + 1, **special, **(search or {}))
     own, model.generation_config = model.generation_config, plain  # its own may forbid repetitions
-    batches = [torch.tensor([source], device=model.device) for source in sources]
-    tokens = [model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, 1:].tolist() for ids in batches]
+    tokens = []
+    for source in sources:
+        ids = torch.tensor([source], device=model.device)
+        tokens.append(model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))[0, 1:].tolist())
     model.generation_config = own
     return tokens
 
@@ -177,14 +187,19 @@ def compare(kind: str, wanted: Answers, found: Answers, tolerance: float) -> dic
     for number, (tokens, others) in enumerate(zip(wanted.tokens, found.tokens, strict=True)):
         everything, theirs = wanted.log_probs[number], found.log_probs[number]
         along = (np.arange(len(tokens)), tokens)
-        theirs = theirs[along] if theirs.ndim == 2 else theirs
+        if theirs.ndim == 2:
+            theirs = theirs[along]
         largest = float(np.abs(theirs - everything[along]).max(initial=largest))
         if others == tokens:
             same += 1
             continue
         others = [*others, *[-1] * len(tokens)]  # -1: has ended
-        place = next((place for place, token in enumerate(tokens) if others[place] != token), len(tokens) - 1)
-        gap = everything[place].max() - everything[place][others[place]] if others[place] >= 0 else np.inf
+        place = 0
+        while place < len(tokens) - 1 and others[place] == tokens[place]:
+            place += 1
+        gap = np.inf
+        if others[place] >= 0:
+            gap = everything[place].max() - everything[place][others[place]]
         if not gap <= 2 * tolerance:
             raise UserError(
                 f"{kind}: text {number + 1} is answered with other tokens than PyTorch's from token "
@@ -202,7 +217,7 @@ def within(kind: str, largest: float, tolerance: float, shown: str) -> dict[str,
     return dict(largest_difference=largest, tolerance=tolerance)
 
 
-def described(result: dict, more: str = "") -> str:
+def described_comparison(result: dict, more: str = "") -> str:
     """One line about an engine's comparison with PyTorch. more: what follows the number of equal texts."""
     line = f"{result['same_tokens']} of {result['texts']} texts with PyTorch's tokens"
     if result["near_ties"]:

@@ -17,7 +17,7 @@ _SHAPE |= dict.fromkeys(("parameters", "tokens_per_step"), int | None)
 _FLAGS = dict.fromkeys(("model_name_or_path", "objective"), str | None)
 
 
-def read_run(folder: Path) -> dict[str, dict | list]:
+def read_run_folder(folder: Path) -> dict[str, dict | list]:
     """{"run": run.json, "results": all_results.json, "metrics": lines of metrics.jsonl} of a run's folder; a value is
     empty if its file is missing or, as a line says, damaged."""
     record: dict[str, dict | list] = {"run": {}, "results": {}, "metrics": []}
@@ -44,10 +44,12 @@ def _run_json(path: Path) -> dict:
     return run
 
 
-def task_of(run: dict) -> tuple[str, str] | None:
+def task_of_run(run: dict) -> tuple[str, str] | None:
     """(benchmark, task) of a fine-tuning run's record, None for pre-training."""
     arguments = run.get("arguments", {})
-    return (arguments["benchmark"], arguments["dataset_name"]) if arguments.get("benchmark") else None
+    if not arguments.get("benchmark"):
+        return None
+    return arguments["benchmark"], arguments["dataset_name"]
 
 
 def first_entry(task: tuple[str, str], arguments: dict) -> dict:

@@ -30,7 +30,7 @@ from foundry.arguments.sharding import wants_fsdp, zero_stage
 from foundry.arguments.training import GPUS, T5TrainingArguments, check_warmup
 from foundry.common.errors import UserError
 from foundry.common.flags import MOST
-from foundry.common.processes import cores_of_a_process, free_memory, processes_here
+from foundry.common.processes import available_memory, cores_of_a_process, processes_here
 from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted
 from foundry.modeling.families import Shape, Stack, family_of, shape_of
@@ -488,7 +488,7 @@ def fitting_flan_t5(args: T5TrainingArguments) -> str:
 def find_launcher(args) -> Launcher:
     """The Launcher of this process."""
     sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
-    memory = free_memory() / processes_here() if args.use_cpu else math.inf
+    memory = available_memory() / processes_here() if args.use_cpu else math.inf
     return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
 
@@ -532,7 +532,7 @@ class Needs:
 def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
     """What a run of this model needs and what is available. All processes must call it."""
     gpu, folder = find_gpu(args), Path(args.output_dir)
-    memory_there = gpu.memory if gpu else free_memory()
+    memory_there = gpu.memory if gpu else available_memory()
     disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
     return Needs(needed_memory(model, args), memory_there, needed_disk(model, args), disk_there)
 

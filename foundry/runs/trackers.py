@@ -37,7 +37,7 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
-from foundry.common.processes import answers, is_first_process, print_once
+from foundry.common.processes import is_answered, is_first_process, print_once
 from foundry.common.reports import (
     markdown_table,
     plain_json,
@@ -77,7 +77,7 @@ def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
         # Up to version 0.30 wandb stored the login under the second address.
         logins = [server] if "WANDB_BASE_URL" in os.environ else [server, "https://api.wandb.ai"]
         logged_in = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"} & set(os.environ) or any(map(get_netrc_auth, logins))
-        if not (logged_in and answers(server)):
+        if not (logged_in and is_answered(server)):
             mode, reason = "offline", f"{server} does not answer" if logged_in else "not logged in"
             runs = Path(folder) / "wandb" / "offline-run-*"
             print_once(f"W&B: {reason}, tracking offline; later: wandb sync {runs} (--report_to none: off)")

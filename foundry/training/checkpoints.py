@@ -39,11 +39,11 @@ from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,
     TEXTS,
+    checkpoint_step,
     checkpoints_of,
     damage,
     discard,
     newest_whole_checkpoint,
-    step_of,
 )
 from foundry.corpora.trained_text import DECIDES_PART, NO_EARLIER, TRAINED_TEXT
 from foundry.features import Features
@@ -258,7 +258,7 @@ def give_up_later(output_dir: Path, checkpoint: str) -> None:
     earlier checkpoint, whole ones too. Otherwise the next resume would start from them."""
     resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
     for later in checkpoints_of(output_dir):
-        if step_of(later) >= step and later.resolve() != resumed:
+        if checkpoint_step(later) >= step and later.resolve() != resumed:
             kept = next(path for n in itertools.count(1) if not (path := _given_up(later, n)).exists())
             print_once(f"{later} is now called {kept.name}: the run resumes before it")
             later.rename(kept)

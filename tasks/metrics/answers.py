@@ -5,6 +5,7 @@ best score counts. T5's own code is in t5/evaluation of its repository.
 """
 
 import difflib
+import itertools
 import re
 import string
 import unicodedata
@@ -85,20 +86,25 @@ def is_same_referent(answer: str, referent: str) -> bool | None:
     Without determiners, all words of one phrase must occur in the other, and both phrases or neither have an
     apostrophe: "the old dog" is "dog", "Bob" is not "Bob's hat". `referent_accuracy` counts None as wrong.
     """
-    phrases = (text.strip().lower().split(" ") for text in (answer, referent))
-    said, wanted = (" ".join(word for word in words if word not in _DETERMINERS) for words in phrases)
-    if not said:
+    said, wanted = _without_determiners(answer), _without_determiners(referent)
+    if said in ([], [""]):
         return None
-    if ("'" in said) != ("'" in wanted):
+    if any("'" in word for word in said) != any("'" in word for word in wanted):
         return False
-    said, wanted = set(said.split(" ")), set(wanted.split(" "))  # {""} from the referent "the": in no answer
-    return said <= wanted or wanted <= said
+    of_referent = set(wanted or [""])  # the referent "the" is in no answer
+    return of_referent.issuperset(said) or of_referent.issubset(said)
+
+
+def _without_determiners(phrase: str) -> list[str]:
+    return [word for word in phrase.strip().lower().split(" ") if word not in _DETERMINERS]
 
 
 def referent_accuracy(predictions: Sequence[str], references: list[list[str]], labels: Sequence[tuple]) -> float:
     """Share of rows where the answer is the candidate exactly if the label says so: "Tom", ["Bob"], (0,) is right."""
-    rows = zip(predictions, references, labels, strict=True)
-    return float(np.mean([is_same_referent(answer, texts[0]) == bool(label) for answer, texts, (label,) in rows]))
+    right = []
+    for answer, texts, (label,) in zip(predictions, references, labels, strict=True):
+        right.append(is_same_referent(answer, texts[0]) == bool(label))
+    return float(np.mean(right))
 
 
 # ---------------------------------------------------------------- restored text
@@ -109,11 +115,13 @@ def word_accuracy(predictions: Sequence[str], references: list[list[str]]) -> fl
     examples together. An additional word in a prediction costs nothing here; exact_match counts it as wrong.
     ["si tot asa"], [["și tot așa"]] -> 1/3
     """
-    pairs = []
+    right = words = 0
     for text, texts in zip(predictions, references, strict=True):
         counts = [(_common_words(text.split(), other.split()), len(other.split())) for other in texts]
-        pairs.append(max(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
-    return sum(right for right, _ in pairs) / max(1, sum(words for _, words in pairs))
+        best = max(counts, key=lambda pair: pair[0] / max(pair[1], 1))
+        right += best[0]
+        words += best[1]
+    return right / max(1, words)
 
 
 def _common_words(one: list[str], other: list[str]) -> int:
@@ -124,7 +132,9 @@ def _common_words(one: list[str], other: list[str]) -> int:
     for word in one:
         diagonal = 0
         for place, candidate in enumerate(other, start=1):
-            diagonal, row[place] = row[place], diagonal + 1 if word == candidate else max(row[place], row[place - 1])
+            above = row[place]
+            row[place] = diagonal + 1 if word == candidate else max(above, row[place - 1])
+            diagonal = above
     return row[-1]
 
 
@@ -137,13 +147,18 @@ def diacritic_error_rate(predictions: Sequence[str], references: list[list[str]]
     ["și tot asa sună"], [["și tot așa suna"]] -> only s carries a mark here: ș ș s could, one of them is wrong -> 1/3.
     """
     lists = [[unicodedata.normalize("NFC", text) for text in texts] for texts in references]
-    marked = {letter for texts in lists for text in texts for letter in text if strip_diacritics(letter) != letter}
-    could = {strip_diacritics(letter).lower() for letter in marked}
-    pairs = []
+    could = set()
+    for letter in set().union(*itertools.chain.from_iterable(lists)):
+        plain = strip_diacritics(letter)
+        if plain != letter:
+            could.add(plain.lower())
+    wrong = letters = 0
     for text, texts in zip(predictions, lists, strict=True):
         counts = [_wrong_letters(unicodedata.normalize("NFC", text), other, could) for other in texts]
-        pairs.append(min(counts, key=lambda pair: pair[0] / max(pair[1], 1)))
-    return sum(wrong for wrong, _ in pairs) / max(1, sum(letters for _, letters in pairs))
+        best = min(counts, key=lambda pair: pair[0] / max(pair[1], 1))
+        wrong += best[0]
+        letters += best[1]
+    return wrong / max(1, letters)
 
 
 def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[int, int]:
@@ -152,6 +167,10 @@ def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[in
     blocks = [(0, 0, len(plain))]
     if plain != other:
         blocks = difflib.SequenceMatcher(None, plain, other, autojunk=False).get_matching_blocks()
-    places = [place for place, letter in enumerate(plain) if letter.lower() in could]
-    right = {a + i for a, b, size in blocks for i in range(size) if reference[a + i] == prediction[b + i]}
-    return sum(place not in right for place in places), len(places)
+    wrong = {place for place, letter in enumerate(plain) if letter.lower() in could}
+    count = len(wrong)
+    for begin, other_begin, size in blocks:
+        for n in range(size):
+            if reference[begin + n] == prediction[other_begin + n]:
+                wrong.discard(begin + n)
+    return len(wrong), count

@@ -64,8 +64,11 @@ _FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS |
 def is_greater_better(metric: str) -> bool | None:
     """Whether larger values of a metric are better: "f1" -> True, "wer" and "my/folder/wer" -> False; None for a metric
     that constants.py does not know."""
-    name = Path(metric).stem
-    return True if name in GREATER_IS_BETTER else False if name in SMALLER_IS_BETTER else None
+    if Path(metric).stem in GREATER_IS_BETTER:
+        return True
+    if Path(metric).stem in SMALLER_IS_BETTER:
+        return False
+    return None
 
 
 def scale_of(metric: str) -> int:
@@ -84,37 +87,43 @@ def _load_evaluate(name: str) -> Any:
     return evaluate.load(name, keep_in_memory=True)  # no cache file for the ranks of a machine to race on
 
 
-def check_metrics(task_name: str, task: dict) -> None:
+def check_metrics(task_name: str, entry: dict) -> None:
     """UserError, before any training, if a metric of the task is unknown or does not fit its targets."""
-    kind, functions = task["target_type"], task.get("metric_functions", {})
-    for name in task["metrics"]:
-        where, fitting = f"Task {task_name!r}, metric {name!r}:", _FITTING[kind]
-        if name in functions:
+    kind, fitting = entry["target_type"], _FITTING[entry["target_type"]]
+    for name in entry["metrics"]:
+        where = f"Task {task_name!r}, metric {name!r}:"
+        if name in entry.get("metric_functions", {}):
             continue
         if name not in METRICS:
-            _load_evaluate.cache_clear()  # a notebook's next run may have changed it
-            try:
-                module = _load_evaluate(name)
-            except Exception as error:  # whatever a user's module or `evaluate` raises
-                kinds = [kind for kind in of_evaluation() if issubclass(kind, Comparison)]
-                flags = [flag.name for kind in kinds for flag in dataclasses.fields(kind)]
-                flag = next((f", but evaluate_t5.py has --{flag}" for flag in flags if flag.startswith(f"{name}_")), "")
-                raise UserError(
-                    f"{where} unknown{did_you_mean(name, METRICS) or flag}. Known are {', '.join(METRICS)}, and "
-                    "what `evaluate.load` takes (a folder, a Hub name), which failed with "
-                    f"{type(error).__name__}: {error}"
-                ) from error
-            if _reads(module, kind) is None:
-                raise UserError(
-                    f"{where} takes {module.features}, and this task has a {kind} for each row. Name another metric, "
-                    "or write one of your own: metrics={name: function of (predictions, references)}"
-                )
+            _check_module(name, kind, where)
         elif name not in fitting:
             raise UserError(f"{where} not for target_type {kind!r}. Possible are {', '.join(fitting)}")
-        elif name == "f1" and len(task["labels"]) != 2:
-            raise UserError(f"{where} needs two labels, not {task['labels']}. 'f1_macro' takes any number")
-        elif name in _IN_CONTEXT and not task.get("metric_columns"):
+        elif name == "f1" and len(entry["labels"]) != 2:
+            raise UserError(f"{where} needs two labels, not {entry['labels']}. 'f1_macro' takes any number")
+        elif name in _IN_CONTEXT and not entry.get("metric_columns"):
             raise UserError(f"{where} needs the entry's `metric_columns`. What it computes: {METRICS[name].__doc__}")
+
+
+def _check_module(name: str, kind: str, where: str) -> None:
+    """UserError if `evaluate` has no module of this name, or one that does not take targets of this kind."""
+    _load_evaluate.cache_clear()  # a notebook's next run may have changed it
+    try:
+        module = _load_evaluate(name)
+    except Exception as error:  # whatever a user's module or `evaluate` raises
+        near = did_you_mean(name, METRICS)
+        for feature in of_evaluation():
+            for flag in dataclasses.fields(feature):
+                if not near and issubclass(feature, Comparison) and flag.name.startswith(f"{name}_"):
+                    near = f", but evaluate_t5.py has --{flag.name}"
+        raise UserError(
+            f"{where} unknown{near}. Known are {', '.join(METRICS)}, and what `evaluate.load` takes (a folder, a Hub "
+            f"name), which failed with {type(error).__name__}: {error}"
+        ) from error
+    if _reads(module, kind) is None:
+        raise UserError(
+            f"{where} takes {module.features}, and this task has a {kind} for each row. Name another metric, or write "
+            "one of your own: metrics={name: function of (predictions, references)}"
+        )
 
 
 def _reads(module: Any, kind: str) -> str | None:
@@ -122,24 +131,28 @@ def _reads(module: Any, kind: str) -> str | None:
     None if no form fits. A module that takes numbers gets class indices."""
     accepted = []
     for features in as_list(module.features):
-        if not {"predictions", "references"} <= features.keys():
-            continue
-        sides = []
-        for feature in (features["predictions"], features["references"]):
-            inner = getattr(feature, "feature", feature)  # of a list
-            dtype = getattr(inner, "dtype", None)
-            is_text, is_list = dtype in ("string", "large_string"), inner is not feature
-            sides.append(("lists" if is_list else "texts") if is_text else None if is_list or not dtype else "values")
-        accepted.append(tuple(sides))
-    wanted = {"positive last": ("values", "values"), "lists": ("texts", "lists"), "texts": ("texts", "texts")}
-    if kind == "text":
-        del wanted["positive last"]
-    return next((form for form, sides in wanted.items() if sides in accepted), None)
+        if {"predictions", "references"} <= features.keys():
+            accepted.append((_form_of_feature(features["predictions"]), _form_of_feature(features["references"])))
+    if kind != "text" and ("values", "values") in accepted:
+        return "positive last"
+    if ("texts", "lists") in accepted:
+        return "lists"
+    return "texts" if ("texts", "texts") in accepted else None
+
+
+def _form_of_feature(feature: Any) -> str | None:
+    """ "texts", "lists" of texts or "values": what a feature of `datasets` holds; None for anything else."""
+    inner = getattr(feature, "feature", feature)  # of a list
+    dtype = getattr(inner, "dtype", None)
+    is_list = inner is not feature
+    if dtype in ("string", "large_string"):
+        return "lists" if is_list else "texts"
+    return "values" if dtype and not is_list else None
 
 
 # ---------------------------------------------------------------- the scores of a task
 def score_predictions(
-    task: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
+    entry: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
 ) -> dict[str, float]:
     """{metric: value} of the task, and for class and number targets `invalid_outputs`: how many predictions are no
     label or number.
@@ -151,11 +164,13 @@ def score_predictions(
     values of the entry's `metric_columns`, if it has any. Predicted numbers are compared with the unrounded numbers of
     the file, as GLUE does; only metrics of texts get the rounded text that the model is trained to write.
     """
-    kind, functions = task["target_type"], task.get("metric_functions", {})
-    predicted = [] if kind == "text" else [value_of_text(task, text) for text in predicted_texts]
-    forms = _forms(task, predicted_texts, predicted, target_texts, context)
+    kind, functions = entry["target_type"], entry.get("metric_functions", {})
+    predicted: list = []
+    if kind != "text":
+        predicted = [value_of_text(entry, text) for text in predicted_texts]
+    forms = _forms(entry, predicted_texts, predicted, target_texts, context)
     scores: dict[str, float] = {}
-    for name in task["metrics"]:
+    for name in entry["metrics"]:
         if name in functions:
             scores[name] = float(functions[name](*forms["texts" if kind == "text" else "values"]))
         elif name in METRICS:
@@ -176,38 +191,41 @@ def score_predictions(
     return scores
 
 
-def signatures(task: dict, target_texts: list) -> dict[str, str]:
+def signatures(entry: dict, target_texts: list) -> dict[str, str]:
     """{"<metric>_signature": sacrebleu's signature} of those metrics of the task that are sacrebleu's. target_texts: as
     in `score_predictions`."""
-    names = [
-        name for name in task["metrics"] if name in general.SACREBLEU and name not in task.get("metric_functions", {})
-    ]
-    lists = list(map(as_list, target_texts)) if names else []
-    return {f"{name}_signature": general.sacrebleu_signature(name, lists) for name in names}
+    found = {}
+    for name in entry["metrics"]:
+        if name in general.SACREBLEU and name not in entry.get("metric_functions", {}):
+            found[f"{name}_signature"] = general.sacrebleu_signature(name, list(map(as_list, target_texts)))
+    return found
 
 
 def _forms(
-    task: dict, predicted_texts: list[str], predicted: list, target_texts: list, context: list[tuple] | None
+    entry: dict, predicted_texts: list[str], predicted: list, target_texts: list, context: list[tuple] | None
 ) -> dict[str, tuple]:
     """{form: (predictions, references)} of a task, with `context` as the third where the form says so.
 
     - "texts", "lists": texts with one reference, or a list of references, for each row; both lists if any has several
     - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
     """
-    forms = {}
-    if task["target_type"] != "text":
-        gold = [value_of_text(task, text) for text in target_texts]
-        values = [INVALID if value is None else value for value in predicted]
-        if task["target_type"] == "number":
-            values = _with_worst(task, predicted, gold)
-            target_texts = [number_text(value, task.get("numbers", {}).get("step")) for value in gold]
-        elif positive_label(task) == task["labels"][0]:
-            sides = [[value if value == INVALID else 1 - value for value in side] for side in (values, gold)]
-            forms["positive last"] = tuple(sides)
-        forms["values"], forms["values in context"] = (values, gold), (values, gold, context)
-        forms.setdefault("positive last", (values, gold))
+    forms: dict[str, tuple] = {}
+    if entry["target_type"] != "text":
+        gold = [value_of_text(entry, text) for text in target_texts]
+        if entry["target_type"] == "number":
+            values = _with_worst(entry, predicted, gold)
+            target_texts = [number_text(value, entry.get("numbers", {}).get("step")) for value in gold]
+        else:
+            values = [INVALID if value is None else value for value in predicted]
+        forms["values"] = forms["positive last"] = (values, gold)
+        forms["values in context"] = (values, gold, context)
+        if entry["target_type"] == "class" and positive_label(entry) == entry["labels"][0]:
+            swapped = {0: 1, 1: 0, INVALID: INVALID}
+            forms["positive last"] = ([swapped[value] for value in values], [swapped[value] for value in gold])
     lists = list(map(as_list, target_texts))
-    references = lists if max(map(len, lists)) > 1 else [text for (text,) in lists]
+    references = lists
+    if max(map(len, lists)) == 1:
+        references = [text for (text,) in lists]
     return forms | {
         "texts": (predicted_texts, references),
         "lists": (predicted_texts, lists),
@@ -215,13 +233,18 @@ def _forms(
     }
 
 
-def _with_worst(task: dict, predicted: list[float | None], gold: list[float]) -> list[float]:
+def _with_worst(entry: dict, predicted: list[float | None], gold: list[float]) -> list[float]:
     """The predicted numbers with the worst possible answer in place of None: the entry's `unreadable`, else the end of
     the range that is farther from the gold number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
-    known = task.get("numbers") or {"least": min(gold), "most": max(gold)}
+    known = entry.get("numbers") or {"least": min(gold), "most": max(gold)}
     least, most = known["least"], known["most"]
-    worst = [known.get("unreadable", most if value - least <= most - value else least) for value in gold]
-    return [worst[row] if value is None else value for row, value in enumerate(predicted)]
+    values = []
+    for value, right in zip(predicted, gold, strict=True):
+        if value is None:
+            farthest = most if right - least <= most - right else least
+            value = known.get("unreadable", farthest)
+        values.append(value)
+    return values
 
 
 def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
@@ -232,23 +255,26 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
     values = {key: float(value) for key, value in results.items() if isinstance(value, numbers.Real)}
     if not values:
         raise UserError(f"metric {name}: returned no single number, but {results}. Name another metric")
-    main = Path(name).stem if Path(name).stem in values else next(iter(values))
+    main = Path(name).stem
+    if main not in values:
+        main = next(iter(values))
     return {name: values.pop(main)} | {f"{name}_{key}": value for key, value in values.items()}
 
 
-def try_metrics(task_name: str, task: dict, target_texts: list, context: list[tuple] | None) -> None:
+def try_metrics(task_name: str, entry: dict, target_texts: list, context: list[tuple] | None) -> None:
     """UserError, before any training, if a task names metrics from outside `METRICS` and its metrics fail on a split's
     references."""
-    if set(task["metrics"]) <= METRICS.keys() - task.get("metric_functions", {}).keys():
+    if set(entry["metrics"]) <= METRICS.keys() - entry.get("metric_functions", {}).keys():
         return
     longest = max(range(len(target_texts)), key=lambda row: len(as_list(target_texts[row])))  # has the most references
     rows = sorted({*range(min(TRIED_ROWS, len(target_texts))), longest})
     texts = [target_texts[row] for row in rows]
+    of_rows = context and [context[row] for row in rows]
     try:
-        score_predictions(task, [as_list(text)[0] for text in texts], texts, context and [context[r] for r in rows])
+        score_predictions(entry, [as_list(text)[0] for text in texts], texts, of_rows)
     except Exception as error:  # whatever a user's function or module raises
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"Task {task_name!r}, metrics {', '.join(task['metrics'])}: they fail on the first rows of its evaluation. "
-            f"{reason}"
+            f"Task {task_name!r}, metrics {', '.join(entry['metrics'])}: they fail on the first rows of its "
+            f"evaluation. {reason}"
         ) from error

@@ -326,7 +326,7 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.enterContext(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1"}))
-        self.enterContext(mock.patch("foundry.corpora.hub.answers", return_value=False))  # as without a network
+        self.enterContext(mock.patch("foundry.corpora.hub.is_answered", return_value=False))  # as without a network
         self.enterContext(mock.patch.dict(constants.DATASET_VALS, own={"colour": TASK, "metric": UNKNOWN_METRIC}))
 
     def write(self, name: str, content: bytes) -> Path:

@@ -42,6 +42,7 @@ from foundry.common.paths import LOCK, RESUME_NEWEST
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import (
     SAVING,
+    checkpoint_step,
     checkpoints_of,
     damage,
     discard,
@@ -49,7 +50,6 @@ from foundry.common.whole_folders import (
     newest_whole_checkpoint,
     publish,
     remove,
-    step_of,
 )
 from foundry.corpora.chunks import ChunkDataset
 from foundry.training import preemption
@@ -207,7 +207,7 @@ class WholeCheckpointTest(TestCase):
                 self.checkpoint(step, folder=folder)
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))
         left = {"out": [2, 4], "other": [2]}[resumed_from]
-        self.assertEqual([step_of(c) for c in checkpoints_of(self.folder / "out")], left)
+        self.assertEqual([checkpoint_step(c) for c in checkpoints_of(self.folder / "out")], left)
         self.assertIn("_given_up-checkpoint-30", [path.name for path in (self.folder / "out").iterdir()])
         self.checkpoint(30)
         give_up_later(self.folder / "out", str(self.folder / resumed_from / "checkpoint-4"))

@@ -348,9 +348,9 @@ class EvaluateTest(parameterized.TestCase):
         model.symlink_to(self.model)
         flags = self.flags(task="cola", model=model, folder=self.folder)
         del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
-        *_, run_args, _ = evaluate_t5.parse_flags(flags)
+        *_, run_args, _ = evaluate_t5.parse_evaluation(flags)
         self.assertEqual(run_args.output_dir, str(model / "eval_cola"))
-        *_, run_args, _ = evaluate_t5.parse_flags([*flags, "--do_predict"])
+        *_, run_args, _ = evaluate_t5.parse_evaluation([*flags, "--do_predict"])
         self.assertEqual(run_args.output_dir, str(model / "predict_cola"))
 
     def test_a_default_folder_that_is_a_link_is_refused(self):
@@ -360,7 +360,7 @@ class EvaluateTest(parameterized.TestCase):
         flags = self.flags(task="cola", model=model, folder=self.folder)
         del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
         with self.assertRaisesRegex(UserError, "downloaded: eval_cola is a link, and a run writes into its own folder"):
-            evaluate_t5.parse_flags(flags)
+            evaluate_t5.parse_evaluation(flags)
 
     # ------------------------------------------------------------ submission
     def assert_submission(self, folder: Path, expected: dict[str, list[str]]) -> str:

@@ -38,7 +38,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
 from foundry.common.command_line import parse_arguments
-from foundry.common.flags import limits_of
+from foundry.common.flags import flag_limits
 from foundry.corpora.files import expand_files
 from foundry.corpora.reading import read_documents, read_rows
 from foundry.model_t5 import build_config, parse_overrides
@@ -105,7 +105,7 @@ class RangeTest(parameterized.TestCase):
             hints = typing.get_type_hints(c)
             for f in dataclasses.fields(c):
                 if f.init and is_numeric(hints[f.name]) and "limits" in f.metadata:
-                    limits = limits_of(c).get(f.name, {})
+                    limits = flag_limits(c).get(f.name, {})
                     self.assertTrue({"at_least", "above"} & limits.keys(), f"{c.__name__}.{f.name} has no lower bound")
 
 

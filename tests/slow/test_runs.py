@@ -191,7 +191,10 @@ class BeforeARunTest(parameterized.TestCase):
             "disk_free",
             r"--output_dir .*out will need [0-9.]+ .* and has .* free: use another disk, a smaller --save_tot",
         ),
-        ("free_memory", r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available"),
+        (
+            "available_memory",
+            r"[0-9.]+ .* are needed for weights, gradients and optimizer alone, and 1000 B are available",
+        ),
     )
     def test_too_little_is_refused_before_anything_is_prepared_or_deleted(self, what, message):
         self.assertEqual(self.run_script()[0], 0)

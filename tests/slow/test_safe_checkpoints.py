@@ -41,7 +41,7 @@ from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loading import load_config
-from foundry.publishing.records import read_run
+from foundry.publishing.records import read_run_folder
 from foundry.runs.callbacks import MetricsFileCallback
 from foundry.training.checkpoints import check_saved_state, prepare_output_dir
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
@@ -230,7 +230,7 @@ class TrustTest(TestCase):
     def test_a_record_that_no_run_has_written(self, content, message):
         (self.folder / "run.json").write_text(json.dumps(content))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            self.assertEqual(read_run(self.folder), {"run": {}, "results": {}, "metrics": []})
+            self.assertEqual(read_run_folder(self.folder), {"run": {}, "results": {}, "metrics": []})
         self.assertRegex(printed.getvalue(), f"not used: .*{message}")
 
     def test_a_step_that_is_no_number(self):

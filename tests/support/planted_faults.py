@@ -329,8 +329,8 @@ foundry/common/command_line.py, seen by unit/test_arguments_t5.py unit/test_firs
   +
 foundry/common/flags.py, seen by unit/test_arguments_t5.py unit/test_own_pairs.py unit/test_bad_values.py
   limits_of_lists_are_not_checked
-  - for item in value if isinstance(value, list) else [] if value is None else [value]:
-  + for item in [] if isinstance(value, list) or value is None else [value]:
+  - for item in value if isinstance(value, list) else [value]:
+  + for item in [] if isinstance(value, list) else [value]:
 foundry/common/command_line.py, seen by unit/test_arguments_t5.py
   a_flag_may_be_set_twice
   -         if given.count(name) > 1:

@@ -41,7 +41,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits, option, refuse
 from foundry.common.paths import RESUME_NEWEST
-from foundry.common.processes import answers, is_first_process, print_once
+from foundry.common.processes import is_answered, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
 from tools import keep_flags
@@ -748,10 +748,10 @@ class ProcessTest(TestCase):
         with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:  # which says that it knows no HEAD
             port = server.server_port
             threading.Thread(target=server.handle_request).start()
-            self.assertTrue(answers(f"http://127.0.0.1:{port}"))
-        self.assertFalse(answers(f"http://127.0.0.1:{port}/other"))
+            self.assertTrue(is_answered(f"http://127.0.0.1:{port}"))
+        self.assertFalse(is_answered(f"http://127.0.0.1:{port}/other"))
         for url in ("", "http://", "https://256.1.1.1", "http://127.0.0.1:99999"):
-            self.assertFalse(answers(url), url)
+            self.assertFalse(is_answered(url), url)
 
     def test_only_the_first_process_prints(self):
         for rank, printed in (("0", "text\n"), ("1", "")):

@@ -8,7 +8,7 @@ from absl.testing import absltest, parameterized
 
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
-from foundry.common.flags import check_value, limits_of
+from foundry.common.flags import check_value, flag_limits
 from foundry.common.paths import check_folder
 from foundry.common.processes import check_open_files, lonely_task
 from foundry.corpora.files import expand_files
@@ -54,7 +54,7 @@ class LimitsTest(parameterized.TestCase):
         check_value("x", True, dict(at_least=5))
 
     def test_limits_are_of_flags_that_are_there(self):
-        names = set(limits_of(T5TrainingArguments))
+        names = set(flag_limits(T5TrainingArguments))
         self.assertContainsSubset({"adam_beta1", "data_seed", "loss_chunk_size"}, names)
 
 

@@ -574,7 +574,7 @@ class OfflineTest(TestCase):
     def setUp(self):
         super().setUp()
         for patch in (
-            mock.patch.object(hub, "answers", lambda url: False),  # noqa: ARG005
+            mock.patch.object(hub, "is_answered", lambda url: False),  # noqa: ARG005
             mock.patch.dict(os.environ),
             mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", huggingface_hub.constants.HF_HUB_OFFLINE),
             mock.patch("socket.create_connection", side_effect=AssertionError("a connection was tried")),
@@ -668,7 +668,7 @@ class OfflineTest(TestCase):
                 load("google/x")
 
     def test_local_names_do_not_ask_the_hub(self):
-        with mock.patch.object(hub, "answers", side_effect=AssertionError("the Hub was asked")):
+        with mock.patch.object(hub, "is_answered", side_effect=AssertionError("the Hub was asked")):
             load_tokenizer(str(TRAINED / "plain"))
             datasets.Dataset.from_dict({"text": ["x"]}).save_to_disk(self.folder / "saved")
             load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")

@@ -34,7 +34,7 @@ from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
 from foundry.common.processes import RED, Painted, print_once, say, show_libraries_messages_visibly
-from foundry.common.reports import WIDTH, aligned, start_summary
+from foundry.common.reports import WIDTH, aligned_cells, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.tasks import Tasks
 from tools import plot_runs, report_glue, sweep_t5
@@ -230,7 +230,7 @@ class PrintedTest(parameterized.TestCase):
         self.assertIn(f"line {shown}\n", out.getvalue())
         self.assertLen(err.getvalue().splitlines(), 1)  # an error is one line, with spaces for its line breaks
         self.assertNotRegex(out.getvalue() + err.getvalue(), "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
-        self.assertEqual(aligned([[text, "b"]]), f"{shown}  b")
+        self.assertEqual(aligned_cells([[text, "b"]]), f"{shown}  b")
 
     def test_nor_does_what_a_library_logs(self):
         before = logging.getLogRecordFactory(), warnings.formatwarning

@@ -25,7 +25,7 @@ from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora import tokenizers
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loading import load_config
-from foundry.publishing.records import read_run
+from foundry.publishing.records import read_run_folder
 from tasks.task_records import read_record
 from tools import plot_runs
 
@@ -60,7 +60,7 @@ READERS = {
     MANIFEST: difference,
     "run.json": lambda folder: read_json(folder / "run.json"),
     "metrics.jsonl": lambda folder: read_metrics(folder / "metrics.jsonl"),
-    "all_results.json": read_run,
+    "all_results.json": read_run_folder,
     "zero.json": lambda folder: read_deepspeed(str(folder / "zero.json")),
     "recipe.yaml": lambda folder: read_yaml(folder / "recipe.yaml"),
     "tokenizer.json": lambda folder: load_tokenizer(str(folder)),

@@ -58,7 +58,8 @@ from foundry.modeling.generation_settings import forget_search, set_generation_l
 def without_hub():
     """No Hub answers; what the process notes of that is undone at the end."""
     offline = mock.patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    with offline, mock.patch.dict(os.environ), mock.patch("foundry.corpora.hub.answers", return_value=False) as asked:
+    unreachable = mock.patch("foundry.corpora.hub.is_answered", return_value=False)
+    with offline, mock.patch.dict(os.environ), unreachable as asked:
         yield asked
 
 
@@ -518,7 +519,7 @@ class LoadingTest(ModelTest):
                 ValueError, f"^--config_name t5-v1_1-xxl: its weights in float32{copies} take "
             )
         with (
-            mock.patch("foundry.model_t5.free_memory", return_value=memory),
+            mock.patch("foundry.model_t5.available_memory", return_value=memory),
             mock.patch.dict(os.environ, launched),
             expected,
         ):

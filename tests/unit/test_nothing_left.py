@@ -25,7 +25,7 @@ class AnswersTest(absltest.TestCase):
             socket.create_server(("127.0.0.1", 0)) as server,
             mock.patch.object(processes, "ANSWER_SECONDS", 0.2),
         ):
-            self.assertFalse(processes.answers(f"http://127.0.0.1:{server.getsockname()[1]}"))
+            self.assertFalse(processes.is_answered(f"http://127.0.0.1:{server.getsockname()[1]}"))
 
 
 class LauncherTest(absltest.TestCase):

@@ -27,7 +27,7 @@ from tasks.metrics.scoring import check_metrics
 from tasks.registry import (
     check_entry,
     eval_splits,
-    metric_names,
+    evaluated_names,
     plain_entry,
     reference_texts,
     source_text,
@@ -511,7 +511,7 @@ class RegistryTest(TestCase):
         task = DATASET_VALS[group][name]
         check_entry(name, task)
         check_metrics(name, task)
-        self.assertEqual(list(metric_names(task))[: len(task["metrics"])], task["metrics"])
+        self.assertEqual(list(evaluated_names(task))[: len(task["metrics"])], task["metrics"])
 
     @parameterized.named_parameters(*CASES)
     def test_official_files(self, group, name, split):

@@ -75,7 +75,7 @@ class RepositoryTest(parameterized.TestCase):
         scripts = set().union(*(scripts_in(f"{place}/*.py") for place in commands.PLACES)) - NO_COMMANDS
         self.assertEqual(set(PROJECT["project"]["scripts"]), scripts)
         (entry,) = set(PROJECT["project"]["scripts"].values())
-        self.assertEqual(entry, f"t5_foundry.foundry.common.commands:{commands.run_script.__name__}")
+        self.assertEqual(entry, f"t5_foundry.foundry.common.commands:{commands.start_script.__name__}")
         self.assertEqual(PROJECT["tool"]["setuptools"]["package-dir"], {"t5_foundry": "."})
 
     @parameterized.parameters(*((name,) for name in ("evaluate_t5", "plot_runs", "adapt_decoder")))
@@ -88,7 +88,7 @@ class RepositoryTest(parameterized.TestCase):
             mock.patch.object(sys, "argv", argv),
             self.assertRaises(SystemExit),
         ):
-            commands.run_script()
+            commands.start_script()
         done = subprocess.run(
             [*started.call_args.args[1][:3], "--help"], capture_output=True, text=True, cwd=self.folder
         )

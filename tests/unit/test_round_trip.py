@@ -22,11 +22,11 @@ from zoo import CONFIGS, TOKENIZERS, _write_t5_tokenizer, lines
 import create_tokenizer
 from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.text import PreTrainingDataArguments
-from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, Sample, described_losses, round_trip
+from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, TextSample, described_losses, round_trip
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
-from tasks.examples import decode_texts, losses_of
+from tasks.examples import decode_texts, tokenizer_losses
 from tasks.metrics.scoring import METRICS
 from tasks.registry import target_text
 
@@ -168,7 +168,7 @@ class RoundTripTest(TestCase):
         )
 
     def test_a_sample_is_bounded_even_and_the_same_each_time(self):
-        samples = [Sample(), Sample()]
+        samples = [TextSample(), TextSample()]
         for sample in samples:
             self.assertLen(list(sample.of(map(str, range(20_000)))), 20_000)
         self.assertLen(set(samples[0].texts), MOST_TEXTS)
@@ -217,7 +217,7 @@ class RowsTest(TestCase):
     @parameterized.parameters("nmt_nfkc", "nfkc", "identity")
     def test_at_most_this_share_of_targets_can_be_answered_exactly(self, normalization):
         tokenizer, answers = self.trained(normalization), ["- red\n- blue", "bada", "bada ba", "    ba", "ba"]
-        found = losses_of("own", self.entry, tokenizer, self.rows(answers))
+        found = tokenizer_losses("own", self.entry, tokenizer, self.rows(answers))
         model = SentencePieceProcessor(model_file=str(self.folder / f"{normalization}True" / "spiece.model"))
         right = sum(model.decode(model.encode(answer)) == answer for answer in answers)
         self.assertEqual(found["targets"].answerable, right / len(answers))
@@ -234,22 +234,23 @@ class RowsTest(TestCase):
 
     def test_a_metric_that_does_not_count_white_space_limits_nothing(self):
         entry = self.entry | {"metrics": ["squad_f1", "squad_exact_match"]}
-        losses = losses_of("own", entry, self.trained(), self.rows(["red\nblue"]))["targets"]
+        losses = tokenizer_losses("own", entry, self.trained(), self.rows(["red\nblue"]))["targets"]
         self.assertEqual((losses.kinds["line break"], losses.answerable), (10, 1.0))
 
     def test_one_of_several_references_is_enough(self):
         rows = self.rows([["red\nblue", "red"], ["red\nblue", "a\tb"]])
-        losses = losses_of("own", self.entry, self.trained(), rows)["targets"]
+        losses = tokenizer_losses("own", self.entry, self.trained(), rows)["targets"]
         self.assertEqual(losses.answerable, 0.5)
 
     def test_a_long_target_is_compared_as_far_as_it_is_tried(self):
         for family in ("byt5", "t5"):
-            losses = losses_of("own", self.entry, self.of_family(family), self.rows(["bada ba " * 400], 2))["targets"]
+            rows = self.rows(["bada ba " * 400], 2)
+            losses = tokenizer_losses("own", self.entry, self.of_family(family), rows)["targets"]
             self.assertEqual((losses.kinds, losses.answerable), ({}, 1.0))
 
     def test_class_labels_are_spelt_by_the_entry(self):
         entry = self.entry | {"target_type": "class", "labels": ["a\tb", "c"]}
-        self.assertNotIn("targets", losses_of("own", entry, self.trained(), self.rows(["a\tb", "c"])))
+        self.assertNotIn("targets", tokenizer_losses("own", entry, self.trained(), self.rows(["a\tb", "c"])))
 
     @parameterized.parameters("byt5", "t5gemma", "fred_t5")
     def test_the_first_indentation_of_a_code_body_is_kept(self, family):
@@ -259,7 +260,7 @@ class RowsTest(TestCase):
         self.assertEqual(text, body.rstrip())
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         self.assertEqual(decode_texts(self.entry, tokenizer, np.array([ids])), [body.rstrip()])
-        self.assertEqual(losses_of("own", self.entry, tokenizer, [row])["targets"].answerable, 1)
+        self.assertEqual(tokenizer_losses("own", self.entry, tokenizer, [row])["targets"].answerable, 1)
 
     @parameterized.product(kind=("unigram", "byt5", "t5gemma", "fred_t5"), role=(None, "sep_token"))
     def test_a_special_token_that_was_added_for_targets_is_text(self, kind, role):
@@ -269,7 +270,7 @@ class RowsTest(TestCase):
         sentinel = find_sentinel_ids(tokenizer).tolist()[0] if kind == "unigram" else tokenizer.pad_token_id
         written = [tokenizer.pad_token_id, *tokenizer(text)["input_ids"], sentinel, -100]
         self.assertEqual(decode_texts(self.entry, tokenizer, np.array([written])), [text])
-        found = losses_of("own", self.entry, tokenizer, self.rows([text]))
+        found = tokenizer_losses("own", self.entry, tokenizer, self.rows([text]))
         self.assertEqual((found["targets"].answerable, found["targets"].kinds), (1, {}))
 
 

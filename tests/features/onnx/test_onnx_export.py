@@ -102,10 +102,10 @@ class OnnxTest(parameterized.TestCase):
 
     def test_another_encoder_is_not_kept(self):
         from features.onnx.encoder_graph import compare_graph, write_graph
-        from foundry.publishing.exports import encoder_of
+        from foundry.publishing.exports import encoder_alone
 
         model = load_model(str(checkpoint("t5_v1_1"))).eval()
-        write_graph(encoder_of(model), self.folder / "model.onnx")
+        write_graph(encoder_alone(model), self.folder / "model.onnx")
         with torch.no_grad():
             bias = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
             bias[20:] += 1.0  # of distances beyond those of the traced batch

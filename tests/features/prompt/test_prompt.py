@@ -26,7 +26,7 @@ from foundry.corpora.gaps import gap_encoder
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
 from foundry.publishing.exports import encode
-from tasks.answering import tokenised
+from tasks.answering import tokenise
 from tasks.examples import build_tokenize_function
 from tasks.predictions import PLAIN
 
@@ -208,7 +208,7 @@ class FamiliesTest(parameterized.TestCase):
         plan = mock.Mock(tokenizer=tokenizer, entry={"max_source_length": 100})
         rows = {"text": [text, "Bo rili."], "prediction": ["a", "b"]}
         doors = {
-            "file, server and page": tokenised([text, "Bo rili."], plan),
+            "file, server and page": tokenise([text, "Bo rili."], plan),
             "export": encode(tokenizer, [text, "Bo rili."]),
             "training": build_tokenize_function("x", task, tokenizer, 100, 8)(rows)["input_ids"],
         }
@@ -216,7 +216,7 @@ class FamiliesTest(parameterized.TestCase):
             self.assertEqual([list(map(int, ids)) for ids in found], [wanted, plain], door)
         ends = wanted[:1] + wanted[1:4] if family in zoo.GEMMA else [*wanted[:3], 1]
         plan.entry = {"max_source_length": 4}
-        self.assertEqual(tokenised([text], plan), [ends])
+        self.assertEqual(tokenise([text], plan), [ends])
 
     def test_mt5_goes_on_with_other_words(self):
         """`--tokenizer_name` of a T5 for an mT5: training and the prompt find the sentinels of the new one."""

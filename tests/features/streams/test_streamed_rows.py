@@ -36,7 +36,7 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
-from foundry.corpora.reading import read_rows, text_of
+from foundry.corpora.reading import cell_text, read_rows
 from foundry.features import Features
 from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
@@ -89,7 +89,7 @@ class SeparatorsTest(test_data_t5.ReadTextTest):
     def write_separators(self, name: str) -> tuple[Path, list[str]]:
         path, documents = super().write_separators(name)
         corpus = FileCorpus([path])
-        self.assertEqual([text_of(row["text"], "text", "") for _, row in corpus.all_rows()], documents)
+        self.assertEqual([cell_text(row["text"], "text", "") for _, row in corpus.all_rows()], documents)
         return path, documents
 
 

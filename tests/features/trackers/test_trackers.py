@@ -51,7 +51,7 @@ class TrackingTest(test_trainer_t5.TrainerTest):
         args = types.SimpleNamespace(output_dir=str(self.folder / "run"), project="t5_foundry")
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
-            mock.patch.object(trackers, "answers", return_value=answers) as asked,
+            mock.patch.object(trackers, "is_answered", return_value=answers) as asked,
             mock.patch.object(trackers, "get_netrc_auth", return_value=("user", "key") if login else None),
         ):
             before = dict(os.environ)

@@ -38,7 +38,7 @@ class WinRatesTest(absltest.TestCase):
         task = SimpleNamespace(entry=dict(target_type="text", metrics=["exact_match"]))
         job = SimpleNamespace(task=task, splits=["validation"], prefix=lambda split: f"eval_{split}")
         self.enterContext(mock.patch.object(evaluate_t5, "predict_split", return_value=([], {"eval_loss": 0.5})))
-        self.enterContext(mock.patch.object(evaluate_t5, "write_answers", return_value=[row]))
+        self.enterContext(mock.patch.object(evaluate_t5, "write_predictions", return_value=[row]))
         rates = {"eval_validation_win_rate_exact_match": 1.0}
         for against, more in ((str(path), rates), (None, {})):
             trainer = SimpleNamespace(args=SimpleNamespace(features=Features([WinRates(against=against)])))
