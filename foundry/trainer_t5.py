@@ -2,27 +2,27 @@
 
 An optimizer step, in its order:
 
-1. `get_batch_samples` takes the step's micro-batches from `rows` (training/row_order.py: an order that is the same for
-   any number of ranks), through `step_watch` (training/broken_steps.py), and counts the target tokens of all of them on
-   all ranks. A feature's callback may add answers (`begin_step`).
+1. `get_batch_samples` takes the step's micro-batches and sends them to the device. Their rows are in an order that is
+   the same for any number of ranks (training/row_order.py). It counts the target tokens of all of them on all ranks,
+   for the loss, and of its own, for the log. A feature may add answers (`begin_step`).
 2. Trainer's `training_step` calls the model for each micro-batch. Its forward pass ends in the loss
    (modeling/loss.py): a sum over target tokens, divided by their number in the whole step. Backward pass.
-3. Trainer clips the gradient; `_get_grad_norm` ends the run if it is not finite.
+3. Trainer clips the gradient; `_get_grad_norm` ends the run if it is not finite (training/broken_steps.py).
 4. Update (training/optimizers.py), then the schedule (`create_scheduler`).
-5. `on_step_end` of the callbacks, in the order of `__init__`: training/flow.py says what is due (log, evaluation,
-   save, end) and counts the rows; training/preemption.py asks whether a signal or time limit ends the run.
-6. `_maybe_log_save_evaluate` does what is due: `evaluate` scores each task by its own rule, `_save_checkpoint` writes a
-   checkpoint that is whole or absent (training/saving.py).
+5. `on_step_end` of the callbacks: `FlowCallback` says what is due (log, evaluation, save, end); runs/callbacks.py
+   measures speed and moves the progress bar; training/preemption.py asks whether a signal or time limit ends the run.
+6. Trainer does what is due: `log`, `evaluate` (training/evaluation.py), which scores each task by its own rule, and
+   `_save_checkpoint` (training/saving.py), which writes a checkpoint that is whole or absent.
 
 Legend of shapes: B batch, T target length, C class labels.
 """
 
 import contextlib
 import copy
-import random
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -30,21 +30,26 @@ import numpy as np
 import torch
 from accelerate.utils import DynamoBackend, send_to_device
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
-from transformers import DefaultFlowCallback, PreTrainedModel, Seq2SeqTrainer, TrainerCallback
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled, set_hf_deepspeed_config
+from transformers import (
+    DefaultFlowCallback,
+    PreTrainedModel,
+    Seq2SeqTrainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+from transformers.integrations.deepspeed import set_hf_deepspeed_config
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, SaveStrategy, TrainOutput
 
-from constants import IGNORE_INDEX, PREEMPTED_EXIT_CODE
+from constants import PREEMPTED_EXIT_CODE
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
-from foundry.common.errors import UserError
+from foundry.common.errors import StreamError, UserError
 from foundry.common.processes import finish_process_group, print_once
-from foundry.common.whole_folders import SAVING
 from foundry.model_t5 import use_one_embedding_module
-from foundry.modeling.decoding import Source
 from foundry.modeling.families import family_of
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import deciding_settings, described_search
@@ -52,24 +57,22 @@ from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
 from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.recomputed import keep_less
-from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.publishing.publication import Publication
 from foundry.training.batching import OneShapeCollator, PackingCollator
-from foundry.training.broken_steps import StepWatch
-from foundry.training.flow import FlowCallback, LossTermsCallback, ResumeCallback
-from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
-from foundry.training.preemption import EvaluationStopped, PreemptionCallback, undone_if_stopped
-from foundry.training.progress import WatchCallback
-from foundry.training.row_order import TrainingRows, evaluation_loader, in_row_order
-from foundry.training.saving import (
-    CheckpointWriter,
-    complete_model,
-    load_optimizer,
-    load_weights,
-    named_weights,
-    save_optimizer,
+from foundry.training.broken_steps import end_at_norm, end_if_broken
+from foundry.training.evaluation import (
+    EvaluationTask,
+    answered,
+    evaluation_loader,
+    in_row_order,
+    kept_random_numbers,
+    scored,
 )
-from foundry.training.teacher_forcing import score_rows
+from foundry.training.flow import EpochCallback, LossTermsCallback, ResumeCallback
+from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
+from foundry.training.preemption import EvaluationStopped, PreemptionCallback, WatchCallback, undone_if_stopped
+from foundry.training.row_order import TrainingRows
+from foundry.training.saving import CheckpointWriter, complete_model, load_optimizer, load_weights, named_weights
 
 
 def set_up_step(
@@ -90,30 +93,35 @@ def set_up_step(
     compute_loss_in_forward(model, *loss_options, options, terms, whole)
 
 
-@contextlib.contextmanager
-def kept_random_numbers(device: torch.device) -> Iterator[None]:
-    """Restores the random generators of Python, NumPy and torch after the block, as if it had drawn nothing. device:
-    whose generator is restored beside the CPU's."""
-    python, arrays = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)
+class FlowCallback(DefaultFlowCallback):
+    """Trainer's DefaultFlowCallback, except that the log, evaluation and save at the end of an epoch are part of the
+    epoch's last step.
 
-
-@dataclass(frozen=True)
-class EvaluationTask:
-    """How the answers to one evaluation data set are found and scored.
-
-    class_label_ids: [C, T], as in T5Trainer. max_length: tokens that `generate` may write, start token included.
+    Trainer makes them after that step. A checkpoint that the step saves would then lack the epoch's log and evaluation,
+    and a run that resumes from it would not make up for them. Trainer makes them also when a signal ends the run within
+    an epoch: the run would evaluate first, though it may be killed within seconds.
     """
 
-    compute_metrics: Callable
-    class_label_ids: torch.Tensor | None
-    predict_with_generate: bool
-    max_length: int
+    def __init__(self, trainer: "T5Trainer"):
+        self.trainer = trainer
+        self.counts_epochs = not hasattr(trainer.train_dataset, "epochs_done")  # a stream has no epochs that end
+        self.has_ended = False
+
+    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        super().on_step_end(args, state, control, **kwargs)
+        is_last_of_epoch = self.counts_epochs and state.epoch == int(state.epoch)
+        self.has_ended = is_last_of_epoch or state.global_step >= state.max_steps
+        if self.has_ended:
+            super().on_epoch_end(args, state, control, **kwargs)
+
+    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
+        if not self.has_ended and self.trainer.preemption.reason is None:  # left early, such as by early stopping
+            super().on_epoch_end(args, state, control, **kwargs)
+
+    def on_log(self, _args, state: TrainerState, *_, logs: dict, **__) -> None:
+        """Makes the closing `train_loss` the mean over the whole run, also if it was resumed."""
+        if "train_loss" in logs and state.global_step:
+            logs["train_loss"] = state.log_history[-1]["train_loss"] = self.trainer.mean_loss()
 
 
 class T5Trainer(Seq2SeqTrainer):
@@ -145,18 +153,20 @@ class T5Trainer(Seq2SeqTrainer):
     ):
         if evaluation_tasks:  # a single data set is scored like the first task
             first = next(iter(evaluation_tasks.values()))
-            class_label_ids, compute_metrics = first.class_label_ids, first.compute_metrics
+            class_label_ids = first.class_label_ids
+            compute_metrics = first.compute_metrics
         publication = args.features.first(Publication)
         self.checkpoints = CheckpointWriter(self, publication.uploads(args) if publication else None)
-        self.rows, self.step_watch = TrainingRows(self, train_collator), StepWatch(self)
+        self.rows = TrainingRows(self, train_collator)
         self.feature_callbacks: list[TrainerCallback] = []
         self.resumed_from: str | None = None  # the checkpoint from which this training resumed
+        self.place_before: dict | None = None  # before the step, the place in a stream
+        self.losses_before: torch.Tensor | None = None  # before the step, the sum of losses since the last log
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        learnings = args.features.of(Learning)
         terms, whole = losses_of(args.features, model, args)
         set_up_step(model, args, terms, whole)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
@@ -165,46 +175,33 @@ class T5Trainer(Seq2SeqTrainer):
             family_of(self.model.config).fit_for_fsdp(self.model)
         self.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO  # the model compiles its own loss
         self.optimizer_cls_and_kwargs = optimizer_class_and_kwargs(args, self.model)
-        self.class_label_ids, self.task_record = class_label_ids, task_record
-        self.evaluation_tasks, self.summarise, self._max_length = evaluation_tasks or {}, summarise, None
+        self.class_label_ids = class_label_ids
+        self.task_record = task_record
+        self.evaluation_tasks = evaluation_tasks or {}
+        self.summarise = summarise
+        self.longest_answer: int | None = None  # tokens that `generate` may write; None: as the model's settings say
         self._finder: AnswerFinder | None = None  # of an evaluation
-        self.preemption = PreemptionCallback(self)
+        self._add_callbacks(terms)
+
+    def _add_callbacks(self, terms: Sequence[LossTerm]) -> None:
+        """Adds the callbacks of every training, and those that the features of this one need."""
         self.remove_callback(DefaultFlowCallback)
         self.callback_handler.callbacks.insert(0, FlowCallback(self))
-        self.add_callback(ResumeCallback(self))
-        self.add_callback(self.preemption)
+        self.preemption = PreemptionCallback(self)
         self.watch = WatchCallback()
-        self.add_callback(self.watch)
-        self.feature_callbacks = [callback for learning in learnings for callback in learning.callbacks(self)]
-        if any(names := [term.logged for term in terms]):
+        for callback in (ResumeCallback(self), self.preemption, self.watch):
+            self.add_callback(callback)
+        for learning in self.args.features.of(Learning):
+            self.feature_callbacks += learning.callbacks(self)
+        names = [term.logged for term in terms]
+        if any(names):
             self.feature_callbacks.append(LossTermsCallback(self, names))
         for callback in self.feature_callbacks:
             self.add_callback(callback)
+        self.step_beginners = [callback for callback in self.feature_callbacks if hasattr(callback, "begin_step")]
+        self.batch_counters: list = []
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        """Overrides Trainer to make the schedule as training/optimizers.py defines it."""
-        if self.lr_scheduler is None:
-            self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
-            self._created_lr_scheduler = True
-        return self.lr_scheduler
-
-    # ------------------------------------------------------------ rows
-    def get_train_dataloader(self) -> DataLoader:
-        """Overrides Trainer, whose order depends on the number of ranks and on what drew random numbers before."""
-        return self.rows.loader()
-
-    def set_initial_training_values(self, args: T5TrainingArguments, dataloader: DataLoader) -> tuple:
-        """Overrides Trainer, which counts steps of the size that they have now, for a resumed run of other batches."""
-        passes, *others, max_steps = super().set_initial_training_values(args, dataloader)
-        passes, max_steps = self.rows.begun(passes, max_steps)
-        return passes, *others, max_steps
-
-    def _init_training_state(self, *args, **kwargs) -> tuple[int, int]:
-        """Overrides Trainer for the same run: no batch is skipped, since the pass has only the rest of its rows."""
-        places = super()._init_training_state(*args, **kwargs)
-        return (self.rows.first_epoch, 0) if self.rows.goes_on_by_rows else places
-
-    # ------------------------------------------------------------ training
+    # ------------------------------------------------------------ a training, its passes and their steps
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
         """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
         restore the signal handlers, however the training ends. ValueError if `args` were not completed."""
@@ -216,10 +213,18 @@ class T5Trainer(Seq2SeqTrainer):
         self.resumed_from = resume_from_checkpoint
         self.rows.find_place(resume_from_checkpoint)
         self._draw_by_rank(resume_from_checkpoint)
+        self.remove_callback(EpochCallback)
+        if self.rows.goes_on_by_rows or hasattr(self.train_dataset, "epochs_done"):
+            self.add_callback(EpochCallback(self))
+        self.batch_counters = [each for each in self.callback_handler.callbacks if hasattr(each, "count_batches")]
+        max_steps = self.args.max_steps
+        if self.rows.goes_on_by_rows:  # Trainer would count steps as if all passes were as long as the first
+            self.args = self.args.replaced(max_steps=self.rows.planned_steps(resume_from_checkpoint))
         try:
             self.rows.start_workers()
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
         finally:
+            self.args = self.args.replaced(max_steps=max_steps)
             self.preemption.on_train_end()
             self.watch.on_train_end()
             self.rows.end_workers()
@@ -228,99 +233,130 @@ class T5Trainer(Seq2SeqTrainer):
         """Gives every rank but the first random numbers of its own, since all begin with the same seed: dropout would
         drop the same places of different rows. A checkpoint holds each rank's; a rank that it has none for, of a run
         that goes on with more processes, begins with new ones."""
-        rank, step = self.args.process_index, self.rows.read.total
+        rank, rows_read = self.args.process_index, self.rows.begun_at.total
         if rank or checkpoint and self.args.world_size > 1:
-            torch.manual_seed(int(np.random.default_rng([self.args.seed, rank, step]).integers(2**63)))
+            torch.manual_seed(int(np.random.default_rng([self.args.seed, rank, rows_read]).integers(2**63)))
+
+    def _run_epoch(self, *args, **kwargs):
+        """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
+        stopping ended (PatienceCallback), and for a resumed run of other batches. A resumed run first makes up for an
+        evaluation that was stopped. A run that is told to stop ends here."""
+        with self._left_if_stopped():
+            self._make_owed_evaluation()
+            if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
+                self.control.should_training_stop = True
+                return
+            if self.rows.goes_on_by_rows:
+                kwargs = self.rows.pass_by_rows(kwargs)
+            super()._run_epoch(*args, **kwargs)
+
+    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
+        """Overrides Trainer to take the step's batches from the data workers, and to count them for the log. A feature
+        may say by what the loss is divided."""
+        self.place_before = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
+        self.losses_before = self._tr_loss.clone()
+        batches = self._batches_on(device, epoch_iterator, num_batches)
+        batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
+        for callback in self.batch_counters:
+            callback.count_batches(batches)
+        return batches, self.begin_step(batches, num_items)
+
+    def _batches_on(self, device: torch.device, epoch_iterator: Iterator, count: int) -> list[dict]:
+        """The micro-batches of a step, on the device. They are sent there first: if Trainer counted their tokens on the
+        host, the host would wait to send the count."""
+        send = partial(send_to_device, device=device, non_blocking=self.args.accelerator_config.non_blocking)
+        has_workers = self.rows.workers is not None
+        if has_workers:
+            epoch_iterator = self.rows.batches_of(epoch_iterator)
+        batches: list[dict] = []
+        error = None
+        try:
+            batches.extend(map(send, itertools.islice(epoch_iterator, count)))
+        except (StreamError, RuntimeError, OSError, EOFError) as broken:
+            error = broken
+        if error or has_workers or self.place_before is not None:
+            end_if_broken(self, error)
+        return batches
+
+    def begin_step(self, batches: list[dict], num_items: torch.Tensor | None) -> torch.Tensor | None:
+        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided."""
+        for callback in self.step_beginners:
+            num_items = callback.begin_step(batches)
+        return num_items
+
+    def _prepare_input(self, data):
+        """Overrides Trainer, which gives a batch's fractions the type of DeepSpeed's weights. None is read by a layer:
+        they are log-probabilities, rewards and counts, of which bfloat16 would keep three digits."""
+        return send_to_device(data, self.args.device)
+
+    def _get_grad_norm(self, model, grad_norm=None):
+        """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm. Reading the norm
+        makes the CPU wait for the GPU, once in a step."""
+        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm  # FSDP2's
+        if norm is not None and not math.isfinite(norm):
+            end_at_norm(self, float(norm))
+        return grad_norm
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
+        """Overrides Trainer to make the schedule as training/optimizers.py defines it."""
+        if self.lr_scheduler is None:
+            self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
+            self._created_lr_scheduler = True
+        return self.lr_scheduler
 
     def _finalize_training(self, *args, **kwargs):
-        """Overrides Trainer to exit with code 75 if a signal or the time limit stopped the run. Such a run prints no
-        closing line, does not load the best model and does not delete the checkpoint just saved."""
-        self._make_owed_evaluation()
-        if self.preemption.reason is not None:
-            self._leave()
+        """Overrides Trainer, which would load the best model in a way of its own, and without
+        `--load_best_model_at_end` keep only that checkpoint, under `--save_total_limit 1`."""
+        with self._left_if_stopped():
+            self._make_owed_evaluation()
         best = self.state.best_model_checkpoint
-        if not self.args.load_best_model_at_end:  # Trainer would keep only this one, under save_total_limit 1
-            self.state.best_model_checkpoint = None
+        if best is not None and self.args.load_best_model_at_end:
+            self.checkpoints.load_best()
+        self.state.best_model_checkpoint = None
         output = super()._finalize_training(*args, **kwargs)
         self.state.best_model_checkpoint = best
         if self.checkpoints.uploads:
             self.checkpoints.uploads.wait()
         return output
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Overrides Trainer to make the closing `train_loss` the mean over the whole run, also if it was resumed."""
-        if "train_loss" in logs and self.state.global_step:
-            # Trainer has already added the losses since the last log, but only those of this rank.
-            unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
-            logs["train_loss"] = (self._total_loss_scalar + unlogged) / self.state.global_step
-        super().log(logs, start_time)
+    def mean_loss(self) -> float:
+        """The mean training loss of all steps and ranks, at the end. Trainer has then added the losses since the last
+        log, but only those of this rank."""
+        unlogged = self.accelerator.gather(self._tr_loss.reshape(1)).mean().item() - self._tr_loss.item()
+        return (self._total_loss_scalar + unlogged) / self.state.global_step
 
-    def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
-        """Overrides Trainer to take the step's batches from `rows`, and to count them for the log. A feature may say by
-        what the loss is divided."""
-        batches = self.step_watch.batches(self.rows.batches_of(epoch_iterator), num_batches, device)
-        batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
-        for callback in self.callback_handler.callbacks:
-            if hasattr(callback, "count_batches"):
-                callback.count_batches(batches)
-        return batches, self.begin_step(batches, num_items)
-
-    def begin_step(self, batches: list[dict], num_items: torch.Tensor | None) -> torch.Tensor | None:
-        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided."""
-        for callback in self.feature_callbacks:
-            num_items = callback.begin_step(batches) if hasattr(callback, "begin_step") else num_items
-        return num_items
-
-    def _get_grad_norm(self, model, grad_norm=None):
-        """Overrides Trainer, which calls this before the update, to end the run at a non-finite norm."""
-        grad_norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        self.step_watch.check_norm(grad_norm)
-        return grad_norm
-
-    def _run_epoch(self, *args, **kwargs):
-        """Overrides Trainer, which trains one step too many when it resumes a run that is finished or that early
-        stopping ended (PatienceCallback). A resumed run first makes up for an evaluation that was stopped."""
-        self._make_owed_evaluation()
-        if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-            return
-        rows = self.rows
-        if rows.goes_on_by_rows and rows.first_row and kwargs["epoch"] == rows.first_epoch:
-            kwargs |= rows.rest_of_pass()
-        super()._run_epoch(*args, **kwargs)
-
-    def _maybe_log_save_evaluate(self, tr_loss, grad_norm, model, *args, **kwargs):
-        """Overrides Trainer for a run that a signal or the time limit stops before or within an evaluation, which may
-        take longer than the job still has. The state from before the evaluation is saved, with a note
-        (owed_evaluation) by which the run that resumes makes the evaluation."""
-        control = self.control
-        if self.preemption.reason is not None and control.should_evaluate:
-            control.should_evaluate = False
-            self.checkpoints.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+    # ------------------------------------------------------------ a run that is told to stop
+    @contextlib.contextmanager
+    def _left_if_stopped(self) -> Iterator[None]:
+        """Ends a run that a signal or the time limit stopped in the block, with code 75. If it was stopped within an
+        evaluation, which may take longer than the job still has, it saves the state from before the evaluation. Such a
+        run prints no closing line, does not load the best model and does not delete the checkpoint just saved."""
         try:
-            super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, *args, **kwargs)
+            yield
         except EvaluationStopped:
-            self.checkpoints.owed_evaluation = {"save_was_due": self.preemption.save_was_due}
+            self.preemption.owe_evaluation()
             if self.args.save_strategy != SaveStrategy.NO:
-                self._save_checkpoint(model, None)
-            self._leave()
+                self._save_checkpoint(self.model_wrapped, None)
+        if self.preemption.reason is not None:
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
+            finish_process_group()
+            print_once(self.preemption.reason)
+            raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _make_owed_evaluation(self) -> None:
         """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
         on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
-        owed, self.checkpoints.owed_evaluation, control = self.checkpoints.owed_evaluation, None, self.control
+        owed = self.checkpoints.owed_evaluation
+        self.checkpoints.owed_evaluation = None
         if owed is not None and self.preemption.reason is None:
-            control.should_log, control.should_evaluate, control.should_save = False, True, owed["save_was_due"]
+            self.control.should_log = False
+            self.control.should_evaluate = True
+            self.control.should_save = owed["save_was_due"]
             where = self.state.epoch, None, time.time()
             self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
 
-    def _leave(self) -> None:
-        """Exits with code 75, after a signal or the time limit has stopped the run."""
-        self.callback_handler.on_train_end(self.args, self.state, self.control)
-        finish_process_group()
-        print_once(self.preemption.reason)
-        raise SystemExit(PREEMPTED_EXIT_CODE)
-
+    # ------------------------------------------------------------ checkpoints
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
         """Overrides Trainer: with `--load_best_model_at_end` only evaluations of steps that are saved count. If one
         between them were better, Trainer would end with an older checkpoint or the last weights.
@@ -336,16 +372,10 @@ class T5Trainer(Seq2SeqTrainer):
             return False
         return super()._determine_best_metric(metrics, trial)
 
-    # ------------------------------------------------------------ checkpoints
-    def _get_output_dir(self, trial):
-        """Overrides Trainer, which offers no other way to choose a checkpoint's folder, to write into `_saving/`."""
-        folder = super()._get_output_dir(trial)
-        return str(Path(folder) / SAVING) if self.checkpoints.is_saving else folder
-
-    def _save_checkpoint(self, model, trial):
-        """Overrides Trainer: a checkpoint appears when it is whole, and a full disk costs a checkpoint, not the run."""
-        output_dir = Path(super()._get_output_dir(trial))
-        self.checkpoints.save(partial(super()._save_checkpoint, model, trial), output_dir)
+    def _save_checkpoint(self, model, trial):  # noqa: ARG002
+        """Overrides Trainer: a checkpoint appears when it is whole, with an optimizer's state from which a run of any
+        sharding resumes; a full disk costs a checkpoint, not the run."""
+        self.checkpoints.save()
 
     def _save(self, output_dir=None, state_dict=None):
         """Overrides Trainer to save the shared embedding once, float32 weights also where DeepSpeed computes with
@@ -355,10 +385,6 @@ class T5Trainer(Seq2SeqTrainer):
             super()._save(output_dir, state_dict)
             if self.args.should_save:
                 complete_model(Path(output_dir or self.args.output_dir), self.task_record)
-
-    def _save_optimizer_and_scheduler(self, output_dir):
-        """Overrides Trainer to save whole tensors by name, from which a run of any sharding resumes."""
-        save_optimizer(self, Path(output_dir))
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         """Overrides Trainer, which loads a checkpoint only into the sharding that wrote it. The weights of a model
@@ -375,11 +401,20 @@ class T5Trainer(Seq2SeqTrainer):
         checkpoint lacks tensors the run ends; Trainer would warn and keep those of the model."""
         load_weights(self.model, Path(resume_from_checkpoint))
 
-    def _load_best_model(self):
-        """Overrides Trainer to load the best checkpoint as `_load_from_checkpoint` does."""
-        self._load_from_checkpoint(self.state.best_model_checkpoint)
+    # ------------------------------------------------------------ rows and evaluation
+    def _get_dataloader(
+        self,
+        dataset: Dataset,
+        description: str,  # noqa: ARG002
+        batch_size: int,  # noqa: ARG002
+        sampler_fn: Callable | None = None,  # noqa: ARG002
+        is_training: bool = False,
+        dataloader_key: str | None = None,  # noqa: ARG002
+    ) -> DataLoader:
+        """Overrides Trainer, whose order of training rows depends on the number of ranks and on what drew random
+        numbers before; an evaluation gets rows of similar length in a batch."""
+        return self.rows.loader() if is_training else evaluation_loader(self, dataset)
 
-    # ------------------------------------------------------------ evaluation
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
         """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
         random numbers of training continue as if there had been no evaluation."""
@@ -389,9 +424,10 @@ class T5Trainer(Seq2SeqTrainer):
     def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
         if isinstance(eval_dataset, str) and eval_dataset in self.evaluation_tasks:
             task = self.evaluation_tasks[eval_dataset]
-            self.compute_metrics, self.class_label_ids = task.compute_metrics, task.class_label_ids
+            self.compute_metrics = task.compute_metrics
+            self.class_label_ids = task.class_label_ids
+            self.longest_answer = task.max_length
             self.args = self.args.replaced(predict_with_generate=task.predict_with_generate)
-            self._max_length = task.max_length
         metrics = super().evaluate(eval_dataset, *args, **kwargs)
         if eval_dataset is None and self.summarise is not None:
             summary = self.summarise(metrics)
@@ -399,14 +435,6 @@ class T5Trainer(Seq2SeqTrainer):
             self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, summary)
             metrics |= summary
         return metrics
-
-    def get_eval_dataloader(self, eval_dataset: str | Dataset | None = None) -> DataLoader:
-        """Overrides Trainer to put rows of similar length into one batch."""
-        return evaluation_loader(self, eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Dataset) -> DataLoader:
-        """Overrides Trainer to do the same as `get_eval_dataloader`."""
-        return evaluation_loader(self, test_dataset)
 
     def evaluation_loop(self, dataloader: DataLoader, *args, **kwargs) -> EvalLoopOutput:
         """Overrides Trainer: answers are found with the weights as they are now; predictions come in the order of the
@@ -416,24 +444,6 @@ class T5Trainer(Seq2SeqTrainer):
             return in_row_order(self, dataloader, partial(super().evaluation_loop, dataloader, *args, **kwargs))
         finally:
             self._finder = None  # it holds a copy of the decoder's weights
-
-    def _search(self) -> dict:
-        """The arguments of `generate`, kept out of the model's generation_config, which every checkpoint saves."""
-        chosen = {"max_length": self._max_length, "do_sample": False, "num_return_sequences": 1}
-        chosen["cache_implementation"] = "static" if self.args.generation_cache == "static" else None
-        return {name: value for name, value in chosen.items() if value is not None} | self._gen_kwargs
-
-    def described_search(self) -> str:
-        """How the answers of an evaluation are searched, for the plan: by the model's own settings and the flags."""
-        own = copy.deepcopy(self.model.generation_config)
-        own.update(do_sample=False, num_beams=self.args.generation_num_beams or own.num_beams)
-        most = (self.args.generation_max_length or own.max_length) - 1  # both count the start token too
-        return described_search(deciding_settings(own), {"max_new_tokens": most})
-
-    def _prepare_input(self, data):
-        """Overrides Trainer, which gives a batch's fractions the type of DeepSpeed's weights. None is read by a layer:
-        they are log-probabilities, rewards and counts, of which bfloat16 would keep three digits."""
-        return send_to_device(data, self.args.device)
 
     def prediction_step(
         self,
@@ -447,57 +457,18 @@ class T5Trainer(Seq2SeqTrainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
-            statistics, encoded = self._score(model, inputs, labels)
+            statistics, encoded = scored(self, model, inputs, labels)
         generated = torch.full_like(statistics[:, :1], -1, dtype=torch.long)
         if self.args.predict_with_generate:
-            generated = self._written(inputs, encoded)
+            generated = answered(self, inputs, encoded, self._finder)
         return None, (generated, statistics), labels
 
-    def _written(self, inputs: dict, encoded: torch.Tensor | None) -> torch.Tensor:
-        """The answers [B, T] to the sources of a batch, behind the token that the decoder reads first. encoded: the
-        encoder's output, if it is known."""
-        config, search, lengths = self.model.config, self._search(), inputs["attention_mask"].sum(1).tolist()
-        rows = [Source(ids[:length]) for ids, length in zip(inputs["input_ids"].tolist(), lengths, strict=True)]
-        for number, row in enumerate(rows if encoded is not None else ()):
-            row.encoded = encoded[number]
-        own, find = self.model.generation_config, self._finder or AnswerFinder(self.model, len(rows))
-        longest, beams = (search.get(n) or getattr(own, n) or 1 for n in ("max_length", "num_beams"))
-        find.slots = len(rows)
-        if not self._is_sharded:
-            source, device = inputs["input_ids"].shape[1], self.args.device
-            find.slots = rows_to_generate(config, source, longest, beams, device, self.args.bf16)
-        with self.accelerator.autocast():  # accelerate wraps the model's forward, which is not called
-            find(rows, **search)
-        answers = [[own.decoder_start_token_id, *row.answers[0].tokens] for row in rows]
-        written = [torch.tensor(ids, device=self.args.device) for ids in answers]
-        return pad_sequence(written, batch_first=True, padding_value=config.pad_token_id)
-
-    def _parts(self, rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
-        """The rows of a batch, in parts of at most `size`; under ZeRO-3 and FSDP2 in one part, since all ranks must
-        make the same number of forward passes."""
-        tensors = {name: values for name, values in rows.items() if values is not None}
-        return parts(tensors, len(rows["input_ids"]) if self._is_sharded else size)
-
-    @property
-    def _is_sharded(self) -> bool:
-        """Whether the weights are spread over the ranks."""
-        return is_deepspeed_zero3_enabled() or self.is_fsdp_enabled
-
-    def _score(self, model, inputs, labels: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What `score_rows` returns: (statistics [B, 5 + n], the encoder's output [B, S, d_model] or None). Scores few
-        rows at a time, to limit memory: 64 rows of 128 tokens have 8 GB of logits with mT5's vocabulary."""
-        positions, classes = 0 if labels is None else labels.shape[1], self.class_label_ids
-        if self.args.predict_with_generate:
-            classes = None
-        if classes is not None:
-            positions += int(classes.ne(IGNORE_INDEX).sum())
-        if "rejected" in inputs:
-            positions += inputs["rejected"].shape[1]
-        config, more = self.model.config, getattr(self.data_collator, "statistics", None)
-        size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
-        scored = [score_rows(model, config, part, classes, more) for part in self._parts(inputs, size)]
-        statistics, encoded = zip(*scored, strict=True)
-        return torch.cat(statistics), None if encoded[0] is None else torch.cat(encoded)
+    def described_search(self) -> str:
+        """How the answers of an evaluation are searched, for the plan: by the model's own settings and the flags."""
+        own = copy.deepcopy(self.model.generation_config)
+        own.update(do_sample=False, num_beams=self.args.generation_num_beams or own.num_beams)
+        most = (self.args.generation_max_length or own.max_length) - 1  # both count the start token too
+        return described_search(deciding_settings(own), {"max_new_tokens": most})
 
 
 def _loss_and_accuracy(output: EvalPrediction) -> dict[str, float]:

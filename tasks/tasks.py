@@ -49,8 +49,9 @@ from foundry.corpora.unknown import unknown_in_rows
 from foundry.features import Column, further_fields
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
-from foundry.trainer_t5 import EvaluationTask, T5Trainer
+from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
+from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry, repeated_rows
 from tasks.metrics.scoring import check_metrics, is_greater_better, scale_of, signatures, try_metrics
 from tasks.mixtures import CORRUPTED, CorruptedText, Mixture, mixing_rates

@@ -26,7 +26,7 @@ from foundry.common.words import listed
 from foundry.corpora.preview import Sample
 from foundry.corpora.round_trip import Losses, percent
 from foundry.modeling.families import family_of, shape_of
-from foundry.trainer_t5 import EvaluationTask
+from foundry.training.evaluation import EvaluationTask
 from tasks import registry
 from tasks.tasks import LoadedTask, TaskData, TaskRows
 

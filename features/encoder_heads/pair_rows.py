@@ -22,8 +22,8 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
 from foundry.modeling.families import family_of, shape_of
-from foundry.trainer_t5 import EvaluationTask
 from foundry.training.batching import padding_collator
+from foundry.training.evaluation import EvaluationTask
 from tasks import registry
 from tasks.tasks import LoadedTask, Task, TaskData, Tasks, named_tasks
 

@@ -25,8 +25,8 @@ from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.model_t5 import weights_digest
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 from foundry.training.batching import padding_collator
+from foundry.training.evaluation import score_rows
 from foundry.training.flow import SumsCallback
-from foundry.training.teacher_forcing import score_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset

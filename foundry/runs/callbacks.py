@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -159,19 +160,22 @@ class ThroughputCallback(TrainerCallback):
     def _start_window(self, state: TrainerState) -> None:
         self.seconds, self.logged_step = 0.0, state.global_step  # seconds of training since the log at logged_step
         # Counts since that log. `filled` may become a tensor, read only when logging, since the CPU waits for it then.
-        self.positions = self.filled = self.flops = 0
+        self.positions = self.filled = 0
+        self.rows_of_lengths: Counter[tuple[int, int]] = Counter()  # {(source, target) lengths: rows}
 
     def count_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
         """Counts positions, tokens and FLOPs of this rank's micro-batches {"input_ids" [B, S], "labels" [B, T], perhaps
         "rejected" [B, R]}; "attention_mask" or a packed batch's "input_segments" [B, S] is 0 at padding."""
         for batch in batches:
             source = batch["input_ids"]
-            labels = torch.cat([batch[name] for name in ("labels", "rejected") if name in batch], dim=1)
+            labels = batch["labels"]
+            if "rejected" in batch:
+                labels = torch.cat([labels, batch["rejected"]], dim=1)
             mask = batch.get("attention_mask", batch.get("input_segments"))
             self.positions += source.numel() + labels.numel()
-            self.filled += (source.numel() if mask is None else mask.ne(0).sum()) + labels.ge(0).sum()  # -100: padding
-            if callable(self.flops_per_sequence):
-                self.flops += len(source) * self.flops_per_sequence(source.shape[1], labels.shape[1])
+            self.filled += source.numel() if mask is None else mask.ne(0).sum()
+            self.filled += labels.ge(0).sum()  # -100: padding
+            self.rows_of_lengths[source.shape[1], labels.shape[1]] += len(source)
 
     def on_train_begin(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
         self.running_since = None
@@ -209,8 +213,7 @@ class ThroughputCallback(TrainerCallback):
                 logs["tokens_per_second"] = steps * self.tokens_per_step / self.seconds
             elif filled:
                 logs["tokens_per_second"] = filled * self.ranks / self.seconds
-            flops = self.flops_per_sequence
-            flops = self.flops * self.ranks / self.seconds if callable(flops) else flops and rate * flops
+            flops = self._flops_per_second(rate)
             if flops and self.peak_flops:
                 logs["mfu"] = flops / self.peak_flops
         if self.positions:
@@ -220,6 +223,15 @@ class ThroughputCallback(TrainerCallback):
             seconds_per_step = (time.perf_counter() - self.began) / (state.global_step - self.began_step)
             logs["seconds_left"] = seconds_per_step * (state.max_steps - state.global_step)
         self._start_window(state)
+
+    def _flops_per_second(self, rate: float) -> float | None:
+        """FLOP/s of all ranks, at so many sequences per second; None if their FLOPs are not known."""
+        if callable(self.flops_per_sequence):
+            flops = 0.0
+            for lengths, rows in self.rows_of_lengths.items():
+                flops += rows * self.flops_per_sequence(*lengths)
+            return flops * self.ranks / self.seconds
+        return self.flops_per_sequence and rate * self.flops_per_sequence
 
 
 def peak_memory_bytes() -> int:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -226,7 +226,8 @@ def train_collator(
     padding = model.config.pad_token_id, model.config.decoder_start_token_id
     if args.packing:
         enable_packing(model)
-        return PackingCollator(*padding, cost=partial(flops_per_sequence, model.config))
+        # The same few pairs of lengths come in every batch.
+        return PackingCollator(*padding, cost=cache(partial(flops_per_sequence, model.config)))
     if not args.torch_compile or not hasattr(rows, "column_names"):
         return None
     source, target = (int(round_up(row_lengths(rows, column).max())) for column in ("input_ids", "labels"))

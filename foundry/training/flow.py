@@ -1,11 +1,11 @@
-"""Callbacks that decide when T5Trainer logs, evaluates, saves and ends, and that restore the state of a resumed run."""
+"""Callbacks that restore the state of a resumed run, set epochs that Trainer cannot know, and log means."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
-from transformers import DefaultFlowCallback, Trainer, TrainerCallback, TrainerControl, TrainerState
+from transformers import Trainer, TrainerCallback, TrainerState
 
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
 from foundry.common.processes import print_once
@@ -13,7 +13,7 @@ from foundry.modeling.layers import checkpoint_blocks_only
 
 
 class ResumeCallback(TrainerCallback):
-    """Restores what Trainer does not in a resumed run, and sets the epochs of a stream, which Trainer cannot know."""
+    """Restores what Trainer does not in a resumed run."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -42,16 +42,20 @@ class ResumeCallback(TrainerCallback):
         that skips the batches already seen adds a wrapper, behind which Trainer does not reach the sampler."""
         train_dataloader.set_epoch(int(state.epoch or 0))
 
+
+class EpochCallback(TrainerCallback):
+    """Sets the epochs where Trainer cannot know them: of a stream, of which it would log fractions of --max_steps, and
+    of a pass of which only the rest is read."""
+
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
-        """Counts the rows of the step, and sets the epochs where Trainer cannot know them: of a stream, of which it
-        would log fractions of --max_steps, and of a pass of which only the rest is read."""
-        trainer = self.trainer
-        trainer.rows.count_step()
-        if hasattr(trainer.train_dataset, "epochs_done"):
-            state.epoch = trainer.train_dataset.epochs_done()
-        elif trainer.rows.goes_on_by_rows:
-            read = trainer.rows.read
-            state.epoch = read.epoch + read.of_epoch / trainer.rows.rows_of_pass
+        rows = self.trainer.rows
+        if rows.goes_on_by_rows:
+            state.epoch = rows.read.epoch + rows.read.of_epoch / rows.rows_of_pass
+        else:
+            state.epoch = self.trainer.train_dataset.epochs_done()
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
@@ -124,27 +128,3 @@ class LossTermsCallback(SumsCallback):
             means = self.of_all_ranks() / max(1, state.global_step - self.since)
             logs |= {name: value for name, value in zip(self.names, means.tolist(), strict=True) if name}
             self.since = state.global_step
-
-
-class FlowCallback(DefaultFlowCallback):
-    """Trainer's DefaultFlowCallback, except that the log, evaluation and save at the end of an epoch are part of the
-    epoch's last step.
-
-    Trainer makes them after that step. A checkpoint that the step saves would then lack the epoch's log and evaluation,
-    and a run that resumes from it would not make up for them. Trainer makes them also when a signal ends the run within
-    an epoch: the run would evaluate first, though it may be killed within seconds.
-    """
-
-    def __init__(self, trainer: Trainer):
-        self.trainer, self.has_ended = trainer, False
-
-    def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        super().on_step_end(args, state, control, **kwargs)
-        counts_epochs = not hasattr(self.trainer.train_dataset, "epochs_done")  # a stream has no epochs that end
-        self.has_ended = state.global_step >= state.max_steps or (counts_epochs and state.epoch == int(state.epoch))
-        if self.has_ended:
-            super().on_epoch_end(args, state, control, **kwargs)
-
-    def on_epoch_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
-        if not self.has_ended and self.trainer.preemption.reason is None:  # left early, such as by early stopping
-            super().on_epoch_end(args, state, control, **kwargs)

@@ -1,15 +1,12 @@
 """Pre-emption: signals (SIGNALS, Ctrl-C among them) and a job's time limit end a run after its step, with a checkpoint.
 
-T5Trainer._finalize_training then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm
-requeues such a job, and its next start resumes from the newest whole checkpoint (training/checkpoints.py).
+T5Trainer then exits with code 75 (EX_TEMPFAIL of sysexits.h: try again later). slurm/train.slurm requeues such a job,
+and its next start resumes from the newest whole checkpoint (training/checkpoints.py). In every step ranks wait for each
+other: one that makes no progress says where it waits.
 """
 
-import atexit
 import contextlib
 import copy
-import multiprocessing.connection
-import multiprocessing.context
-import multiprocessing.queues
 import os
 import signal
 import statistics
@@ -18,12 +15,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
@@ -34,6 +30,9 @@ from foundry.common.whole_folders import checkpoints_of
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 # Seconds reserved before the job's time limit for writing the checkpoint, in addition to three usual steps.
 TIME_LIMIT_MARGIN = float(os.environ.get("T5_TIME_LIMIT_MARGIN", "120"))
+SILENCE = 60.0  # seconds without progress after which a rank says where it is
+COMPILERS = ("torch/_dynamo", "torch/_inductor")  # code that may take minutes and is no reason for a line
+PROJECT = Path(__file__).resolve().parents[2]
 
 
 class EvaluationStopped(Exception):
@@ -52,9 +51,14 @@ class PreemptionCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer):
-        self.trainer, self.reason, self.save_was_due = trainer, None, False
-        self._received, self._handlers, self._group = None, {}, None
-        self._steps, self._step_began = deque(maxlen=16), None  # seconds of the latest steps
+        self.trainer = trainer
+        self.reason: str | None = None
+        self.save_was_due = False
+        self._received: int | None = None
+        self._handlers: dict = {}  # {signal: what it did before this training}
+        self._group = None
+        self._steps: deque[float] = deque(maxlen=16)  # seconds of the latest steps
+        self._step_began = 0.0
         self._launcher = launcher_above()
         self._end_time = float(os.environ.get("SLURM_JOB_END_TIME") or "inf")
 
@@ -105,15 +109,23 @@ class PreemptionCallback(TrainerCallback):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         self._steps.append(time.monotonic() - self._step_began)
         if state.global_step < state.max_steps and (name := self._asked_by()):
-            self.save_was_due, control.should_save = control.should_save, args.save_strategy != "no"
+            self.save_was_due = control.should_save
             self._stop(name, args, state)
             control.should_training_stop = True
+            control.should_save = args.save_strategy != "no"
+            if control.should_evaluate:
+                control.should_evaluate = False
+                self.owe_evaluation()
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_) -> None:
         if self.trainer.is_in_train and state.global_step and (name := self._asked_by()):
             self.save_was_due = control.should_save
             self._stop(name, args, state, ", in its evaluation")
             raise EvaluationStopped
+
+    def owe_evaluation(self) -> None:
+        """Notes for the checkpoint that an evaluation was due: the run that resumes makes it (owed_evaluation)."""
+        self.trainer.checkpoints.owed_evaluation = {"save_was_due": self.save_was_due}
 
     def _stop(self, name: str, args: TrainingArguments, state: TrainerState, where: str = "") -> None:
         if args.save_strategy == "no":
@@ -126,7 +138,7 @@ class PreemptionCallback(TrainerCallback):
 
     def _asked_by(self) -> str | None:
         """The name of the signal that any rank received, or a clause on how soon the job ends; None to go on."""
-        if self._launcher != launcher_above():
+        if self._launcher is not None and self._launcher != launcher_above():
             self._received = self._received or signal.SIGTERM
         left = self._end_time - time.time()
         usual_step = statistics.median([*self._steps][1:] or [0.0])  # without the first, which may compile
@@ -153,9 +165,12 @@ class PreemptionCallback(TrainerCallback):
 def undone_if_stopped(trainer: Any) -> Iterator[None]:
     """If an evaluation is stopped, restores the state of the run and of its callbacks, such as the patience. The
     data sets that were finished have changed it, and the resumed run evaluates all of them again."""
-    before, callbacks = copy.copy(trainer.state), trainer.callback_handler.callbacks
+    before = copy.copy(trainer.state)
     before.log_history = [*before.log_history]
-    exported = [(c, c.state()["attributes"]) for c in callbacks if isinstance(c, ExportableState)]
+    exported = []
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ExportableState):
+            exported.append((callback, callback.state()["attributes"]))
     try:
         yield
     except EvaluationStopped:
@@ -168,63 +183,66 @@ def undone_if_stopped(trainer: Any) -> Iterator[None]:
 def launcher_above() -> tuple[int, ...] | None:
     """Under `deepspeed` on Linux, the ids of the process that started this one and of the command above it; None
     elsewhere. At a signal that command only ends, which changes these ids; the processes below it would go on."""
+    if "CROSS_RANK" not in os.environ:
+        return None
     parent = os.getppid()
     try:
         # "pid (name) state parent ...", and the name may hold spaces
         above = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1]
     except OSError:
         return None
-    return (parent, int(above)) if "CROSS_RANK" in os.environ else None
+    return parent, int(above)
 
 
-class DataWorker(multiprocessing.context.ForkProcess):
-    """A data worker of training; its class tells `_kill_workers` which child processes are data workers."""
+# ---------------------------------------------------------------- ranks that wait
+class WatchCallback(TrainerCallback):
+    """Prints a line on stderr when a rank has finished no step, batch of an evaluation, log or checkpoint for SILENCE
+    seconds, or for three times as long as it ever took if that is more. A step that compiles is left out."""
+
+    def __init__(self):
+        self.began = 0.0  # when progress was seen last
+        self.longest = 0.0
+        self.step = 0
+        self.has_ended = threading.Event()
+
+    def on_train_begin(self, args: TrainingArguments, *_, **__) -> None:
+        self.began = time.monotonic()
+        self.has_ended = threading.Event()
+        watched = args.process_index, threading.get_ident(), self.has_ended
+        threading.Thread(target=self._watch, args=watched, daemon=True).start()
+
+    def on_train_end(self, *_, **__) -> None:
+        self.has_ended.set()
+
+    def _progress(self, _args, state: TrainerState, *_, **__) -> None:
+        now = time.monotonic()
+        if self.step > 0:  # the first step may compile
+            self.longest = max(self.longest, now - self.began)
+        self.began = now
+        self.step = state.global_step
+
+    on_step_begin = on_substep_end = on_step_end = on_prediction_step = on_evaluate = on_log = on_save = _progress
+
+    def _watch(self, rank: int, thread: int, has_ended: threading.Event) -> None:
+        said = None
+        while not has_ended.wait(SILENCE / 12):
+            began = self.began
+            silent = time.monotonic() - began
+            place = place_of(sys._current_frames().get(thread))
+            if place and began != said and silent > max(SILENCE, 3 * self.longest):
+                said = began
+                where = f"after step {self.step:,}: it waits in {place}"
+                say(f"rank {rank}: no progress for {silent:.0f} s, {where}", stream=sys.stderr)
 
 
-class DataWorkers(multiprocessing.context.ForkContext):
-    """The multiprocessing context of the data workers. It forks them, which is not the default from Python 3.14 on, so
-    that they share model and corpus, which would otherwise be pickled for each worker."""
-
-    Process = DataWorker
-
-
-def with_own_workers(loader: DataLoader) -> DataLoader:
-    """The same data loader, whose workers, if it has any, now ignore SIGNALS. SLURM sends signals to every process of a
-    job, and a rank without its data workers could not finish the step after which it saves."""
-    if loader.num_workers:
-        loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
-        loader.multiprocessing_context = DataWorkers()
-    return loader
-
-
-def worker_has_ended(count: int) -> bool:
-    """Whether one of this process's `count` data workers has ended, or does so within a second."""
-    alive = [child for child in multiprocessing.active_children() if isinstance(child, DataWorker)]
-    return len(alive) < count or bool(multiprocessing.connection.wait([child.sentinel for child in alive], 1))
-
-
-def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
-    if initialise is not None:
-        initialise(worker)
-
-
-def _end_without_batch(error: Exception, _batch: object) -> None:
-    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python would only
-    print the error, and the run would wait for the batch forever."""
-    advice = "give --dataloader_num_workers 0, or raise these limits (docker run --shm-size 8g, ulimit -n)"
-    say(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", stream=sys.stderr)
-    os._exit(1)
-
-
-@atexit.register
-def _kill_workers() -> None:
-    """Kills the data workers that an error has left running. Python's exit would send them SIGTERM, which they ignore,
-    and wait forever."""
-    left = [worker for worker in multiprocessing.active_children() if isinstance(worker, DataWorker)]
-    if left:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
-    for worker in left:
-        worker.kill()
+def place_of(frame: FrameType | None) -> str:
+    """ "all_gather (distributed_c10d.py, line 12), called by evaluate (trainer_t5.py, line 8)": the innermost function
+    of a stack, and the innermost of this project; "" while torch compiles."""
+    stack = []
+    while frame is not None:
+        stack.append((frame.f_code.co_filename, f"{frame.f_code.co_name} ({{}}, line {frame.f_lineno})"))
+        frame = frame.f_back
+    if not stack or any(part in file for file, _ in stack for part in COMPILERS):
+        return ""
+    own = [found for found in stack if PROJECT in Path(found[0]).parents and ".venv" not in found[0]]
+    return ", called by ".join(dict.fromkeys(text.format(Path(file).name) for file, text in [stack[0], *own[:1]]))

@@ -1,12 +1,18 @@
-"""The order of rows in training and evaluation: the same for any number of ranks and data workers."""
+"""The order of the training rows, the same for any number of ranks and data workers, and the workers themselves."""
 
+import atexit
 import itertools
 import math
+import multiprocessing.connection
+import multiprocessing.context
+import multiprocessing.queues
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +22,34 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Sequ
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
+from foundry.common.processes import say
 from foundry.common.reports import read_json
-from foundry.corpora.chunks import EpochSampler, longest_first, row_lengths
+from foundry.corpora.chunks import EpochSampler, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
-from foundry.training.preemption import with_own_workers
+from foundry.training.preemption import SIGNALS
 from foundry.training.rows_read import RowsRead, end_of_pass, saved_rows, steps_left, steps_of_rest
 
 
 class TrainingRows:
     """The order of the training rows, the loaders and data workers that make their batches, and how far the training
-    has come. read: that, in rows. goes_on_by_rows: whether a resumed run begins where Trainer's count of steps would
-    not; then at row first_row of the pass first_epoch. trainer: the T5Trainer."""
+    has come.
+
+    begun_at: how far the run had come where this training begins, at step `begun_step`. goes_on_by_rows: whether
+    Trainer, which counts steps of the size that they have now, would begin elsewhere. trainer: the T5Trainer.
+    """
 
     def __init__(self, trainer: Any, collator: OneShapeCollator | PackingCollator | None):
-        self.trainer, self.collator = trainer, collator
+        self.trainer = trainer
+        self.collator = collator
         self.batches_in_use: Iterator = iter(())  # Trainer's iterator over the epoch's batches, or row numbers
         self.made_batches: Iterator = iter(())  # the batches made of it
         self.workers: DataLoader | None = None  # the loader that has the data workers, while a training lasts
-        self.read = RowsRead()
+        self.begun_at = RowsRead()
+        self.begun_step = 0
         self.goes_on_by_rows = False
-        self.first_epoch = self.first_row = 0
 
     @property
     def args(self) -> T5TrainingArguments:
@@ -54,15 +64,18 @@ class TrainingRows:
         """The loader of an epoch, in an order that is the same for any number of ranks and workers. Rows without a
         label fill the last batch of all ranks. While there are data workers, it gives the numbers of rows, of which
         they make the batches. A stream has a loader of its own, as it is split over the ranks already."""
-        if not hasattr(self.dataset, "loader"):
-            return self._row_loader(self.order())
-        return self._stream_loader() if self.workers is None else self.workers
+        if hasattr(self.dataset, "loader"):
+            return self._stream_loader() if self.workers is None else self.workers
+        if self.goes_on_by_rows:
+            return self._row_loader(self._rest_of_pass())
+        return self._row_loader(self.order())
 
     def _row_loader(self, order: Sampler) -> DataLoader:
         """The loader of the training rows in this order."""
         rows, order, collator = self._training_rows(order)
         if self.workers is not None:
-            rows, collator = RowNumbers(rows), list
+            rows = RowNumbers(rows)
+            collator = list
         return batch_loader(self.trainer, rows, self.args.train_batch_size, order, collator)
 
     def _stream_loader(self) -> DataLoader:
@@ -70,12 +83,13 @@ class TrainingRows:
 
     def _training_rows(self, order: Sampler) -> tuple[Dataset, Sampler, Callable]:
         """The rows of training with those that fill its last batch, their order, and what makes batches of them."""
-        rows, whole = self.dataset, self.args.train_batch_size * self.args.world_size
-        filling = -len(order) % whole if self.args.world_size > 1 else 0
-        needs_spare = self.args.world_size > 1 and self.goes_on_by_rows and not self.has_whole_batches
-        if filling or needs_spare:
-            rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
-            order = rows.order
+        rows = self.dataset
+        whole = self.args.train_batch_size * self.args.world_size
+        if self.args.world_size > 1:
+            filling = -len(order) % whole
+            if filling or (self.goes_on_by_rows and not self.has_whole_batches):
+                rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
+                order = rows.order
         collator = self.collator or self.trainer.data_collator
         for learning in self.args.features.of(Learning):
             collator = learning.collator(collator)
@@ -101,7 +115,7 @@ class TrainingRows:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def batches_of(self, epoch_iterator: Iterator) -> Iterator:
-        """The batches of an epoch, of the iterator over the loader of `get_train_dataloader`."""
+        """The batches that the data workers make, of the iterator over the loader of an epoch."""
         if epoch_iterator is not self.batches_in_use:
             self.batches_in_use = self.made_batches = epoch_iterator
             if isinstance(self.workers, RowLoader):
@@ -133,79 +147,83 @@ class TrainingRows:
         """Rows of a whole pass, its rest too; None for a stream."""
         return len(self.order(batch=1)) if self.counts_rows else None
 
+    @property
+    def read(self) -> RowsRead:
+        """How far the training has come."""
+        return self.read_at(self.trainer.state.global_step)
+
+    def read_at(self, step: int) -> RowsRead:
+        """How far it has come after this step; of a stream, how far its loader is."""
+        batch = global_batch_size(self.args)
+        steps = step - self.begun_step
+        if self.counts_rows:
+            return self.begun_at.after(steps, batch, self.rows_of_pass, self.has_whole_batches)
+        loader = getattr(self.dataset, "loader_in_use", None)
+        total = self.begun_at.total + steps * batch if loader is None else loader.state["next_example"]
+        return replace(self.begun_at, total=total)
+
     def place_at(self, checkpoint: str | None) -> RowsRead:
         """How far the run of a checkpoint had come; the beginning if there is none."""
         batch = global_batch_size(self.args)
         if checkpoint is None:
             return RowsRead(group=batch)
-        step, whole = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"], False
-        if self.counts_rows:
-            whole = self.has_whole_batches
-        return saved_rows(checkpoint, step, batch, self.rows_of_pass, whole)
+        whole = self.counts_rows and self.has_whole_batches
+        return saved_rows(checkpoint, step_saved(checkpoint), batch, self.rows_of_pass, whole)
 
     def planned_steps(self, checkpoint: str | None) -> int:
         """Optimizer steps of the whole run, those before the checkpoint too."""
         args = self.args
         if args.max_steps > 0:
             return args.max_steps
-        done = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"] if checkpoint else 0
         pass_ = global_batch_size(args), self.rows_of_pass, self.has_whole_batches
-        return done + steps_left(self.place_at(checkpoint), args.num_train_epochs, *pass_)
+        return step_saved(checkpoint) + steps_left(self.place_at(checkpoint), args.num_train_epochs, *pass_)
 
     def find_place(self, checkpoint: str | None) -> None:
         """Finds where the training begins. Where Trainer, which counts steps of the size that they have now, would
         begin elsewhere, it goes on by rows."""
-        self.read, self.goes_on_by_rows = self.place_at(checkpoint), False
+        self.begun_at = self.place_at(checkpoint)
+        self.begun_step = step_saved(checkpoint)
+        self.goes_on_by_rows = False
         if checkpoint is None or not self.counts_rows:
             return
         batch, whole = global_batch_size(self.args), self.has_whole_batches
-        rows = self.rows_of_pass
-        if not steps_of_rest(self.read, batch, rows, whole):  # fewer rows are left than a whole batch has
-            self.read = replace(self.read, epoch=self.read.epoch + 1, of_epoch=0)
-        step = read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"]
-        epoch, steps = divmod(step, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
-        self.goes_on_by_rows = (epoch, steps * batch) != (self.read.epoch, self.read.of_epoch)
-        self.first_epoch, self.first_row = self.read.epoch, self.read.of_epoch
+        if not steps_of_rest(self.begun_at, batch, self.rows_of_pass, whole):  # fewer are left than a whole batch has
+            self.begun_at = replace(self.begun_at, epoch=self.begun_at.epoch + 1, of_epoch=0)
+        per_pass = max(1, steps_of_rest(RowsRead(), batch, self.rows_of_pass, whole))
+        epoch, steps = divmod(self.begun_step, per_pass)
+        self.goes_on_by_rows = (epoch, steps * batch) != (self.begun_at.epoch, self.begun_at.of_epoch)
 
-    def count_step(self) -> None:
-        """Counts the rows of an optimizer step."""
-        batch, read = global_batch_size(self.args), self.read
-        if not self.counts_rows:
-            loader = getattr(self.dataset, "loader_in_use", None)
-            total = read.total + batch if loader is None else loader.state["next_example"]
-            self.read = replace(read, total=total)
-            return
-        begun_at = self.first_row if self.goes_on_by_rows and read.epoch == self.first_epoch else 0
-        end = end_of_pass(begun_at, batch, self.rows_of_pass, self.has_whole_batches)
-        self.read = read.after_step(batch, end)
+    def _rest_of_pass(self) -> Sampler:
+        """The order of the rows that are left of the pass in which the training begins."""
+        read = self.begun_at
+        end = end_of_pass(read.of_epoch, global_batch_size(self.args), self.rows_of_pass, self.has_whole_batches)
+        return RestSampler(self.order(batch=1), read.epoch, read.of_epoch, end)
 
-    def begun(self, passes: int, max_steps: int) -> tuple[int, int]:
-        """(passes that the training still begins, its steps in all). Both are Trainer's, unless it goes on by rows."""
-        if not self.goes_on_by_rows:
-            return passes, max_steps
-        max_steps = self.planned_steps(self.trainer.resumed_from)
-        return self.first_epoch + 1 + max_steps, max_steps  # it ends by its steps
-
-    def rest_of_pass(self) -> dict:
-        """What `_run_epoch` of Trainer takes for the pass in which a run goes on by rows: the loader of the rows that
-        are left, and how many batches and steps they are."""
-        args, batch = self.args, global_batch_size(self.args)
-        steps = steps_of_rest(self.read, batch, self.rows_of_pass, self.has_whole_batches)
-        end = end_of_pass(self.first_row, batch, self.rows_of_pass, self.has_whole_batches)
-        loader = self._row_loader(RestSampler(self.order(batch=1), self.first_epoch, self.first_row, end))
-        batches = math.ceil((end - self.first_row) / (args.train_batch_size * args.world_size))
-        return dict(train_dataloader=loader, steps_in_epoch=batches, num_update_steps_per_epoch=steps)
+    def pass_by_rows(self, counted: dict) -> dict:
+        """The arguments of Trainer's `_run_epoch` for a pass of a run that goes on by rows: the first pass has the rows
+        that are left, and no batch of it is skipped; the others are whole. counted: the arguments as Trainer counts
+        them, of passes that are all as long as the first."""
+        epoch = self.begun_at.epoch + counted["epoch"] - counted["epochs_trained"]
+        place = dict(epoch=epoch, epochs_trained=self.begun_at.epoch, steps_trained_in_current_epoch=0)
+        if epoch == self.begun_at.epoch:
+            return counted | place
+        loader = self._row_loader(self.order())
+        place |= dict(train_dataloader=loader, steps_in_epoch=len(loader))
+        place["num_update_steps_per_epoch"] = math.ceil(len(loader) / self.args.gradient_accumulation_steps)
+        return counted | place
 
     def order(self, batch: int | None = None) -> Sampler:
         """The sampler of training: an order of the rows that depends on the seed and the epoch alone. batch: rows of a
         global batch, by which a pass may end; None: that of the flags."""
-        dataset, batch = self.dataset, batch or global_batch_size(self.args)
+        dataset = self.dataset
+        batch = batch or global_batch_size(self.args)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
-        strategy, has_sampler = self.args.train_sampling_strategy, hasattr(dataset, "sampler")
+        strategy = self.args.train_sampling_strategy
+        has_sampler = hasattr(dataset, "sampler")
         if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
             return dataset.sampler(seed, batch, in_order=True)
         if strategy == "group_by_length":
-            return GroupedSampler(row_lengths(dataset).tolist(), seed, self.read.group or batch)
+            return GroupedSampler(row_lengths(dataset).tolist(), seed, self.begun_at.group or batch)
         if strategy == "sequential":
             return SequentialSampler(dataset)
         if has_sampler:
@@ -213,42 +231,16 @@ class TrainingRows:
         return EpochSampler(len(dataset), seed)
 
 
-# ---------------------------------------------------------------- loaders of any rows
+def step_saved(checkpoint: str | None) -> int:
+    """The step at which a checkpoint was saved; 0 for none."""
+    return read_json(Path(checkpoint) / TRAINER_STATE_NAME)["global_step"] if checkpoint else 0
+
+
 def batch_loader(trainer: Any, rows: Dataset, batch: int, order: Any, collator: Callable) -> DataLoader:
     """A loader of batches of the rows in this order, split over the ranks."""
     order = None if isinstance(rows, IterableDataset) else order
     pin = trainer.args.dataloader_pin_memory
     return trainer.accelerator.prepare(DataLoader(rows, batch, sampler=order, collate_fn=collator, pin_memory=pin))
-
-
-def evaluation_loader(trainer: Any, rows: str | Dataset | None) -> DataLoader:
-    """A loader with rows of similar length in a batch; `in_row_order` restores their order. An evaluation has no data
-    workers: its batches are made while the device computes the one before."""
-    if rows is None or isinstance(rows, str):
-        rows = trainer.eval_dataset if rows is None else trainer.eval_dataset[rows]
-    return batch_loader(trainer, rows, trainer.args.eval_batch_size, _evaluation_order(rows), trainer.data_collator)
-
-
-def in_row_order(trainer: Any, dataloader: DataLoader, loop: Callable[[], EvalLoopOutput]) -> EvalLoopOutput:
-    """What an evaluation's loop over a loader of `evaluation_loader` gives, with predictions in the order of the rows,
-    also for the metrics, and without the rows that are repeated to fill the last batch of all ranks."""
-    trainer.gather_function = trainer.accelerator.gather_for_metrics
-    if not _has_rows(dataloader.dataset):
-        return loop()
-    places = np.argsort(_evaluation_order(dataloader.dataset))
-
-    def in_order(predictions, labels) -> dict:
-        parts = None if predictions is None else tuple(part[places] for part in predictions)
-        return {"predictions": parts, "label_ids": None if labels is None else labels[places]}
-
-    compute = trainer.compute_metrics
-    if compute is not None:
-        trainer.compute_metrics = lambda out: compute(EvalPrediction(**in_order(out.predictions, out.label_ids)))
-    try:
-        output = loop()
-    finally:
-        trainer.compute_metrics = compute
-    return output._replace(**in_order(output.predictions, output.label_ids))
 
 
 # ---------------------------------------------------------------- samplers
@@ -329,12 +321,55 @@ class GroupedSampler(LengthGroupedSampler):
         return super().__iter__()
 
 
-def _evaluation_order(rows: Dataset) -> list[int] | None:
-    """Numbers of the rows, the longest first. None for chunks of one length or a stream."""
-    return longest_first(row_lengths(rows)).tolist() if _has_rows(rows) else None
+# ---------------------------------------------------------------- data workers
+class DataWorker(multiprocessing.context.ForkProcess):
+    """A data worker of training; its class tells `_kill_workers` which child processes are data workers."""
 
 
-def _has_rows(dataset: Dataset | list[dict]) -> bool:
-    """Whether these are rows with known lengths, rather than chunks of one length or a stream. A table of `datasets` is
-    recognised without importing that package, which a machine may lack."""
-    return isinstance(dataset, list) or hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
+class DataWorkers(multiprocessing.context.ForkContext):
+    """The multiprocessing context of the data workers. It forks them, which is not the default from Python 3.14 on, so
+    that they share model and corpus, which would otherwise be pickled for each worker."""
+
+    Process = DataWorker
+
+
+def with_own_workers(loader: DataLoader) -> DataLoader:
+    """The same data loader, whose workers, if it has any, now ignore SIGNALS. SLURM sends signals to every process of a
+    job, and a rank without its data workers could not finish the step after which it saves."""
+    if loader.num_workers:
+        loader.worker_init_fn = partial(_outlive_signals, loader.worker_init_fn)
+        loader.multiprocessing_context = DataWorkers()
+    return loader
+
+
+def worker_has_ended(count: int) -> bool:
+    """Whether one of this process's `count` data workers has ended, or does so within a second."""
+    alive = [child for child in multiprocessing.active_children() if isinstance(child, DataWorker)]
+    return len(alive) < count or bool(multiprocessing.connection.wait([child.sentinel for child in alive], 1))
+
+
+def _outlive_signals(initialise: Callable[[int], None] | None, worker: int) -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_without_batch)  # type: ignore[attr-defined]
+    if initialise is not None:
+        initialise(worker)
+
+
+def _end_without_batch(error: Exception, _batch: object) -> None:
+    """Ends a data worker that cannot hand over a batch, so that torch raises an error in the run. Python would only
+    print the error, and the run would wait for the batch forever."""
+    advice = "give --dataloader_num_workers 0, or raise these limits (docker run --shm-size 8g, ulimit -n)"
+    say(f"error: a data worker has no shared memory or no open file left ({error}): {advice}", stream=sys.stderr)
+    os._exit(1)
+
+
+@atexit.register
+def _kill_workers() -> None:
+    """Kills the data workers that an error has left running. Python's exit would send them SIGTERM, which they ignore,
+    and wait forever."""
+    left = [worker for worker in multiprocessing.active_children() if isinstance(worker, DataWorker)]
+    if left:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises an error for a worker that was killed
+    for worker in left:
+        worker.kill()

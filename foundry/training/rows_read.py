@@ -28,11 +28,16 @@ class RowsRead:
     of_epoch: int = 0
     group: int = 0
 
-    def after_step(self, batch: int, end: int) -> "RowsRead":
-        """After a step more. end: rows after which the pass ends."""
-        now = min(self.of_epoch + batch, end)
-        read = replace(self, total=self.total + now - self.of_epoch, of_epoch=now)
-        return replace(read, epoch=read.epoch + 1, of_epoch=0) if now >= end else read
+    def after(self, steps: int, batch: int, rows: int, whole: bool) -> "RowsRead":
+        """After this many steps more, in passes over `rows` rows."""
+        of_rest = steps_of_rest(self, batch, rows, whole)
+        if not steps or steps < of_rest:
+            return replace(self, total=self.total + steps * batch, of_epoch=self.of_epoch + steps * batch)
+        rows_of_rest = end_of_pass(self.of_epoch, batch, rows, whole) - self.of_epoch
+        rows_of_pass = end_of_pass(0, batch, rows, whole)
+        passes, steps = divmod(steps - of_rest, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
+        total = self.total + rows_of_rest + passes * rows_of_pass + steps * batch
+        return replace(self, total=total, epoch=self.epoch + 1 + passes, of_epoch=steps * batch)
 
     def record(self) -> dict[str, int]:
         """As a checkpoint keeps it."""

@@ -10,13 +10,23 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 
 from constants import TASK_RECORD
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import difference_of_names, write_json
-from foundry.common.whole_folders import SAVING, is_disk_full, patiently, publish, share, what_is_left
+from foundry.common.whole_folders import (
+    SAVING,
+    checkpoints_of,
+    discard,
+    is_disk_full,
+    patiently,
+    publish,
+    share,
+    what_is_left,
+)
 from foundry.corpora.tokenizers import use_older_names
 from foundry.model_t5 import is_adapted
 from foundry.training.checkpoints import load_loss_state, rotate, save_loss_state
@@ -49,11 +59,12 @@ class CheckpointWriter:
         return self.trainer.args
 
     # ------------------------------------------------------------ to the disk
-    def save(self, write: Callable[[], None], output_dir: Path) -> None:
+    def save(self) -> None:
         """Writes a checkpoint into `_saving/` and renames it into place when it is whole. If the disk is full, a line
         says so and training goes on: the last whole checkpoint is kept, and the next save tries again. A step that is
-        already saved is not written again. write: Trainer's own way. output_dir: of the run."""
+        already saved is not written again."""
         state = self.trainer.state
+        output_dir = Path(self.args.output_dir)
         name = f"checkpoint-{state.global_step}"
         aside, final = output_dir / SAVING / name, output_dir / name
         if self.saved_step == state.global_step:
@@ -61,8 +72,7 @@ class CheckpointWriter:
             self._delete_surplus(final)  # an evaluation that was made up for may have found a better one
             return
         earlier_best = state.best_model_checkpoint
-        if self._is_disk_full(self._begin, aside) or self._is_disk_full(self._write, write, aside):
-            state.best_model_checkpoint = earlier_best  # Trainer may have named the checkpoint that failed
+        if self._is_disk_full(self._begin, aside) or self._is_disk_full(self._write, aside):
             return
         self.find_best(output_dir, final)
         if self._is_disk_full(self._publish, aside, final):
@@ -100,19 +110,33 @@ class CheckpointWriter:
         if self.args.should_save:
             patiently(make_folder)
 
-    def _write(self, write: Callable[[], None], aside: Path) -> None:
+    def _write(self, aside: Path) -> None:
         trainer = self.trainer
+        trainer.store_flos()
         self.is_saving, self._put_off = True, None
         try:
             with self.full_disk_put_off():
                 for callback in trainer.feature_callbacks:
                     if hasattr(callback, "write"):
                         callback.write(aside)
-            write()
+            trainer.save_model(str(aside))
         finally:
             self.is_saving = False
+        if not self.args.save_only_model:
+            save_optimizer(trainer, aside)
+            trainer._save_rng_state(str(aside))
         if self._put_off:
             raise self._put_off
+        self._write_losses(aside)
+        if hasattr(trainer.train_dataset, "save_place"):
+            trainer.train_dataset.save_place(aside)
+        for part in (*trainer.callback_handler.callbacks, trainer.control):
+            if isinstance(part, ExportableState):
+                trainer.state.stateful_callbacks[type(part).__name__] = part.state()
+
+    def _write_losses(self, aside: Path) -> None:
+        """Writes what Trainer does not save and a run that goes on needs (`restore_loss_state`)."""
+        trainer = self.trainer
         losses = {"running_loss": trainer._tr_loss.item(), "total_loss": trainer._total_loss_scalar}
         losses |= {"last_logged_step": trainer._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
         losses[ROWS_READ] = trainer.rows.read.record()
@@ -121,8 +145,6 @@ class CheckpointWriter:
             losses |= callback.state()
             texts |= callback.texts()
         save_loss_state(aside, self.args.process_index, losses, texts)
-        if hasattr(trainer.train_dataset, "save_place"):
-            trainer.train_dataset.save_place(aside)
 
     @contextlib.contextmanager
     def full_disk_put_off(self) -> Iterator[None]:
@@ -174,6 +196,18 @@ class CheckpointWriter:
         return bool(self.trainer.accelerator.reduce(flags, reduction="sum").item())
 
     # ------------------------------------------------------------ from the disk
+    def load_best(self) -> None:
+        """Loads the weights of the best checkpoint, beside which --save_total_limit 1 keeps no other."""
+        best = Path(self.trainer.state.best_model_checkpoint)
+        load_weights(self.trainer.model, best)
+        if not self.args.should_save or self.args.save_total_limit != 1:
+            return
+        if self.uploads:
+            self.uploads.wait()
+        for checkpoint in checkpoints_of(Path(self.args.output_dir)):
+            if not checkpoint.samefile(best):
+                discard(checkpoint)
+
     def restore_loss_state(self) -> None:
         """Restores what Trainer does not save: the losses since the last log, and whether an evaluation that was due is
         still missing."""

@@ -53,7 +53,7 @@ from foundry.common.whole_folders import (
 )
 from foundry.corpora.chunks import ChunkDataset
 from foundry.training import preemption
-from foundry.training.broken_steps import StepWatch
+from foundry.training.broken_steps import examples_of_step
 from foundry.training.checkpoints import (
     give_up_later,
     load_loss_state,
@@ -291,7 +291,7 @@ class PreemptionTest(parameterized.TestCase):
 
     def test_an_import_leaves_other_daemon_processes_of_a_notebook_alone(self):
         program = (
-            "import multiprocessing, signal, sys, time, foundry.training.preemption\n"
+            "import multiprocessing, signal, sys, time, foundry.training.row_order\n"
             "def work(ready):\n"
             "    signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit()))\n"
             "    ready.set()\n"
@@ -765,6 +765,4 @@ class RunTest(TestCase):
         self.assertLen(order, 72)  # 6 whole steps of 6 an epoch
         trainer.rows.find_place(None)
         for step in range(9):
-            found = StepWatch(trainer)._examples_of_step(step)
-            self.assertEqual(found, order[6 * step : 6 * step + 6])
-            trainer.rows.count_step()
+            self.assertEqual(examples_of_step(trainer, step), order[6 * step : 6 * step + 6])

@@ -55,6 +55,7 @@ from foundry.runs.decision import Decision
 from foundry.runs.memory import device_peak_flops
 from foundry.runs.run import TrainingRun
 from foundry.trainer_t5 import T5Trainer
+from foundry.training.evaluation import scored
 from foundry.training.optimizers import learning_rate_factor
 from foundry.training.saving import load_weights
 
@@ -661,7 +662,7 @@ class ClassScoringTest(TrainerTest):
             batch = pad_rows([row | {"labels": labels} for row in data] if labels else data)
             batch["labels"] = F.pad(batch["labels"], (0, padding.get("more", 0)), value=-100)
             with mock.patch.object(trainer.model, "forward", wraps=trainer.model.forward) as forward, torch.no_grad():
-                found = trainer._score(trainer.model, batch, batch["labels"])[0]
+                found = scored(trainer, trainer.model, batch, batch["labels"])[0]
             return found.numpy(), forward.call_args.kwargs["decoder_input_ids"].shape[1]
 
         found, positions = statistics(more=4)

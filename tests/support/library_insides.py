@@ -7,53 +7,44 @@ accelerate 1.15 and Python 3.11. A method that Python documents despite its unde
 
 # Methods of Trainer that T5Trainer overrides, where no callback, data set or argument can do the same.
 OVERRIDES = [
-    # the same order of rows for any number of ranks and workers; training has its own collators; data workers are
-    # forked once, before the first step (a fork beside threads that enter Python can hang), and survive the signals
-    # that stop a run; a stream has its own loader
-    "get_train_dataloader",
-    # rows of similar length in a batch, predictions in the order of the rows, each row once on several ranks
-    "get_eval_dataloader",
-    "get_test_dataloader",
-    "evaluation_loop",
-    # a run that is resumed with another batch goes on at its next row, where Trainer counts steps of the new size
-    "set_initial_training_values",
-    "_init_training_state",
-    # saves the shared embedding once, float32 weights also where DeepSpeed computes with bfloat16 ones, and task.json
-    # with every model
-    "_save",
-    # a checkpoint appears only when it is whole; a full disk costs a checkpoint, not the run
-    "_get_output_dir",
-    "_save_checkpoint",
-    # one optimizer.pt of whole tensors by name, from which a run of any sharding resumes
-    "_save_optimizer_and_scheduler",
-    "_prepare_for_training",
-    # whole weights into any sharding, or what a feature trains beside them; a checkpoint that lacks tensors ends the
-    # run, where Trainer warns; a shared embedding does not count as missing
-    "_load_from_checkpoint",
-    "_load_best_model",
+    # the data workers are forked once, before the first step (a fork beside threads that enter Python can hang), and
+    # survive the signals that stop a run; signal handlers are restored
+    "train",
+    # a finished run that is resumed does not train further; one that is resumed with another batch goes on at its next
+    # row, where Trainer counts steps of the new size; a stopped run exits with code 75
+    "_run_epoch",
+    # batches of the data workers, copied without waiting, and counted for throughput and MFU; a feature's callback may
+    # say by what the loss is divided
+    "get_batch_samples",
+    # keeps a batch's fractions (log-probabilities, rewards, counts) in float32 where DeepSpeed computes in bfloat16
+    "_prepare_input",
     # a non-finite gradient ends the run before it reaches the weights
     "_get_grad_norm",
     # T5's schedules
     "create_scheduler",
-    # when a signal or time limit stopped the run: exit code 75, and no checkpoint is deleted
-    "train",
+    # the best model is loaded as any checkpoint is; no checkpoint is deleted that a stop has just saved
     "_finalize_training",
-    # train_loss over the whole run, also if the run was resumed
-    "log",
-    # counts batches for throughput and MFU, and copies them without waiting; a feature's callback may say by what the
-    # loss is divided
-    "get_batch_samples",
-    # keeps a batch's fractions (log-probabilities, rewards, counts) in float32 where DeepSpeed computes in bfloat16
-    "_prepare_input",
-    # a finished run that is resumed does not train further
-    "_run_epoch",
-    # a stopped run saves before it evaluates
-    "_maybe_log_save_evaluate",
     # the best model is always a saved one; a stopped run saves, also with --save_strategy best; a missing metric gives
     # a one-line error
     "_determine_best_metric",
+    # a checkpoint appears only when it is whole; a full disk costs a checkpoint, not the run; one optimizer.pt of whole
+    # tensors by name, from which a run of any sharding resumes
+    "_save_checkpoint",
+    # saves the shared embedding once, float32 weights also where DeepSpeed computes with bfloat16 ones, and task.json
+    # with every model
+    "_save",
+    # loads that optimizer.pt, also with DeepSpeed
+    "_prepare_for_training",
+    # whole weights into any sharding, or what a feature trains beside them; a checkpoint that lacks tensors ends the
+    # run, where Trainer warns; a shared embedding does not count as missing
+    "_load_from_checkpoint",
+    # the same order of rows for any number of ranks and workers, training has its own collators, and a stream its own
+    # loader; in evaluations rows of similar length in a batch
+    "_get_dataloader",
     # scores each task by its own rule
     "evaluate",
+    # predictions in the order of the rows, each row once on several ranks; answers are found with the present weights
+    "evaluation_loop",
     # returns statistics of teacher forcing instead of logits
     "prediction_step",
 ]
@@ -147,7 +138,7 @@ INSIDES = [
     # a second train() makes a new schedule; until create_scheduler becomes a hook that returns a schedule
     (["foundry/trainer_t5"], ["_created_lr_scheduler"], "of Trainer"),
     # generation options given to evaluate() and predict(); until Trainer passes them to prediction_step
-    (["foundry/trainer_t5"], ["_gen_kwargs"], "of Trainer"),
+    (["foundry/training/evaluation"], ["_gen_kwargs"], "of Trainer"),
     # FSDP finds the layers of T5Gemma 2 without its image encoder; until accelerate skips names of layers that a model
     # lacks
     (["features/gemma/t5gemma"], ["_no_split_modules"], "of a model"),
@@ -157,6 +148,11 @@ INSIDES = [
     (["foundry/trainer_t5", "foundry/training/saving"], ["_total_loss_scalar"], "of Trainer"),
     # the same; and the loss of a step with a non-finite gradient is taken back; until the same
     (["foundry/trainer_t5", "foundry/training/saving", "foundry/training/broken_steps"], ["_tr_loss"], "of Trainer"),
+    # an evaluation that a stopped run had to leave out is made by the run that resumes; until Trainer offers the step's
+    # end by itself
+    (["foundry/trainer_t5"], ["_maybe_log_save_evaluate"], "of Trainer"),
+    # random numbers in a checkpoint that we write ourselves; until Trainer offers it publicly
+    (["foundry/training/saving"], ["_save_rng_state"], "of Trainer"),
     # the same losses; until the same
     (["foundry/training/saving"], ["_globalstep_last_logged"], "of Trainer"),
     # answers of our own loop follow the settings of generate by its own processors; until they are public
@@ -189,9 +185,9 @@ INSIDES = [
     (["foundry/training/optimizers"], ["_last_lr"], "of a torch schedule"),
     # a worker without shared memory ends the run, which would wait for ever; until Python reports the error to the
     # reader of the queue
-    (["foundry/training/preemption"], ["_on_queue_feeder_error"], "of multiprocessing"),
+    (["foundry/training/row_order"], ["_on_queue_feeder_error"], "of multiprocessing"),
     # says in which function a rank waits; until Python can tell another thread's place otherwise
-    (["foundry/training/progress"], ["_current_frames"], "of sys"),
+    (["foundry/training/preemption"], ["_current_frames"], "of sys"),
     # ZeRO makes its states in the first step only, and links those of its first group alone; until
     # safe_set_full_optimizer_state of DeepSpeed makes and finds the states of every group
     (

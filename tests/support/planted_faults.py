@@ -380,7 +380,7 @@ foundry/modeling/generation_settings.py, seen by unit/test_model_t5.py
   rules_of_the_task_before
   - "num_return_sequences", *TOKEN_RULES)
   + "num_return_sequences")
-foundry/training/row_order.py, seen by slow/test_batching.py
+foundry/training/evaluation.py, seen by slow/test_batching.py
   predictions_in_the_order_of_lengths
   - places = np.argsort(_evaluation_order(dataloader.dataset))
   + places = np.array(_evaluation_order(dataloader.dataset))

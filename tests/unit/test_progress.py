@@ -1,4 +1,4 @@
-"""foundry/training/progress.py: a rank that makes no progress says where it waits."""
+"""foundry/training/preemption.py: a rank that makes no progress says where it waits."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from unittest import mock
 
 from absl.testing import parameterized
 
-from foundry.training import progress
+from foundry.training import preemption
 
 
 class Said(io.StringIO):
@@ -27,8 +27,8 @@ class Said(io.StringIO):
 class WatchTest(parameterized.TestCase):
     def test_a_rank_that_waits_says_where(self):
         args, state = SimpleNamespace(process_index=3), SimpleNamespace(global_step=1_234)
-        self.enter_context(mock.patch.object(progress, "SILENCE", 0.05))
-        watch = progress.WatchCallback()
+        self.enter_context(mock.patch.object(preemption, "SILENCE", 0.05))
+        watch = preemption.WatchCallback()
         with contextlib.redirect_stderr(Said()) as said:
             watch.on_train_begin(args, state)
             watch.on_step_end(args, state)
@@ -41,14 +41,14 @@ class WatchTest(parameterized.TestCase):
         (["/lib/torch/_inductor/compile.py", "/a/b.py"], ""),
         (["/a/b.py", "/lib/torch/_dynamo/guards.py"], ""),
         (
-            ["/lib/torch/distributed.py", f"{progress.PROJECT}/foundry/trainer_t5.py", f"{progress.PROJECT}/a.py"],
+            ["/lib/torch/distributed.py", f"{preemption.PROJECT}/foundry/trainer_t5.py", f"{preemption.PROJECT}/a.py"],
             "f (distributed.py, line 1), called by f (trainer_t5.py, line 1)",
         ),
-        ([f"{progress.PROJECT}/foundry/trainer_t5.py"], "f (trainer_t5.py, line 1)"),
+        ([f"{preemption.PROJECT}/foundry/trainer_t5.py"], "f (trainer_t5.py, line 1)"),
         ([], ""),
     )
     def test_where(self, files, expected):
         frame = None
         for file in reversed(files):
             frame = SimpleNamespace(f_code=SimpleNamespace(co_filename=file, co_name="f"), f_lineno=1, f_back=frame)
-        self.assertEqual(progress.place_of(frame), expected)
+        self.assertEqual(preemption.place_of(frame), expected)

@@ -412,7 +412,7 @@ class AppliedTest(parameterized.TestCase):
             max_train_samples=100,
             warmup_steps=0,
         )
-        with mock.patch("foundry.training.flow.ResumeCallback.on_step_end", note):
+        with mock.patch("foundry.training.preemption.PreemptionCallback.on_step_end", note):
             run_main(pre_train_t5.main, *flags)
         self.assertGreater(len(seen), 3)
         self.assertLen(seen[0], 1)
