@@ -48,7 +48,7 @@ from foundry.modeling.generation_settings import forget_search, set_generation_l
 from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.memory import fitting_flan_t5
 from foundry.runs.run import TrainingRun
-from foundry.runs.speed import Batches
+from foundry.runs.speed import BatchLengths
 from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.predictions import other_task
@@ -101,7 +101,7 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     tokenizer = named_tokenizer(model)
     if data.max_target_length == AUTO:
         tasks.fit_targets(tokenizer)
-    batches = Batches(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
+    batches = BatchLengths(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
     return settle(title, model, data, args, tokenizer, batches), tasks
 

@@ -35,7 +35,7 @@ from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
 from foundry.runs.decision import Decision, build_model, settle
 from foundry.runs.run import TrainingRun
-from foundry.runs.speed import Batches
+from foundry.runs.speed import BatchLengths
 from foundry.runs.trackers import show_table
 from foundry.text_source import found_text
 from foundry.trainer_t5 import T5Trainer
@@ -59,12 +59,12 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
     check_pre_training_data(text)
     job = "continued pre-training" if model.model_name_or_path else "pre-training from scratch"
     args = settle_training(args, job, text, model)
-    check_best_metric(args.metric_for_best_model, metric_names(text))
+    check_best_metric(args.metric_for_best_model, best_metric_names(text))
     is_accuracy = (args.metric_for_best_model or "loss").endswith("accuracy")
     return model, text, args.replaced(greater_is_better=is_accuracy)
 
 
-def metric_names(text: PreTrainingDataArguments) -> list[str]:
+def best_metric_names(text: PreTrainingDataArguments) -> list[str]:
     """The numbers of an evaluation that --metric_for_best_model may name."""
     denoisers, corpora = list(OBJECTIVES[text.objective]), list(find_corpora(text))
     known = [*LANGUAGE_MODEL_METRICS]
@@ -81,7 +81,7 @@ def metric_names(text: PreTrainingDataArguments) -> list[str]:
 def decide(argv: list[str] | None) -> Decision:
     """What this run does, decided from flags, the model's shape, the machine and --output_dir."""
     model, text, args = parse_flags(argv)
-    batches = Batches(*objective_type(text).lengths(text), shapes=1, packed=packed_flag(text))
+    batches = BatchLengths(*objective_type(text).lengths(text), shapes=1, packed=packed_flag(text))
     return settle("pre-training", model, text, args, named_tokenizer(model), batches)
 
 

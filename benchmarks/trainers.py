@@ -37,7 +37,7 @@ from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.modeling.segment_masks import enable_packing
-from foundry.runs.speed import MOST_WORKERS, PREFETCHED, Batches, decide_speed, job_of, use_speed
+from foundry.runs.speed import MOST_WORKERS, PREFETCHED, BatchLengths, decide_speed, job_of, use_speed
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import OneShapeCollator, PackingCollator, round_up
 
@@ -204,7 +204,7 @@ def measure_trainer(args: Namespace) -> dict:
             check_training(arguments, "pre-training from scratch")
             decided = dict(bf16=True, torch_compile=not args.compile, per_device_train_batch_size=batch < args.batch)
             arguments.given = frozenset(name for name, is_given in decided.items() if is_given)
-            batches = Batches(ours.inputs_length, ours.targets_length, shapes=1)
+            batches = BatchLengths(ours.inputs_length, ours.targets_length, shapes=1)
             speed = decide_speed(job_of(model, batches, LONG_RUN, None, None), arguments)
             use_speed(speed, model, arguments)
             arguments = arguments.replaced(**speed.flags(arguments))

@@ -69,9 +69,11 @@ class FoundText:
     def __init__(
         self, args: PreTrainingDataArguments, model_args: ModelArguments, tokenizer: PreTrainedTokenizerBase | None
     ):
-        self.args, self.ids = args, has_ids(args)
+        self.args = args
+        self.ids = has_ids(args)
         found = find_corpora(args)
-        self.names, self.is_mixed = list(found), len(found) > 1
+        self.names = list(found)
+        self.is_mixed = len(found) > 1
         self.weights = [weight for weight, _ in found.values()]
         self.sources = {name: self.find(alone) for name, (_, alone) in found.items()}
         if not self.splits_off:
@@ -80,7 +82,8 @@ class FoundText:
                 "validation_split_percentage validation_split_count",
                 "the text has a validation split of its own: leave the flag out",
             )
-        self.tokenizer, self.origin = tokenizer, "trained on the text"
+        self.tokenizer = tokenizer
+        self.origin = "trained on the text"
         if self.tokenizer is not None:
             self.origin = model_args.tokenizer_name or model_args.model_name_or_path
         elif self.ids:
@@ -124,7 +127,10 @@ class FoundText:
     def marks(self) -> list[str]:
         """Marks of the contents of the training text (`marks_of`)."""
         cache = Path(self.args.data_cache_dir).expanduser()
-        return [mark for source in self.of_split("train") for mark in marks_of(source.origin, cache)]
+        marks: list[str] = []
+        for source in self.of_split("train"):
+            marks += marks_of(source.origin, cache)
+        return marks
 
     def find(self, alone: PreTrainingDataArguments) -> dict:
         """{split: Source} of one corpus."""
@@ -151,15 +157,21 @@ class FoundText:
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
         prints = {"train": self.train_fingerprint}
-        if held_out := self.of_split("validation"):  # a --validation_file is that of every corpus, and counts once
-            prints["validation"] = joint_fingerprint(held_out[:1] if self.args.validation_file else held_out)
+        held_out = self.of_split("validation")
+        if self.args.validation_file:  # that of every corpus, and counts once
+            held_out = held_out[:1]
+        if held_out:
+            prints["validation"] = joint_fingerprint(held_out)
         return prints | {"tokenizer": tokenizer_fingerprint(tokenizer)}
 
     @property
     def train_fingerprint(self) -> str:
         """A hash of the training text, and of the weights of its corpora."""
-        weights = "".join(f" {weight:.9f}" for weight in self.weights if self.is_mixed)
-        return joint_fingerprint(self.of_split("train")) + weights
+        fingerprint = joint_fingerprint(self.of_split("train"))
+        if self.is_mixed:
+            for weight in self.weights:
+                fingerprint += f" {weight:.9f}"
+        return fingerprint
 
 
 class Text:
@@ -179,25 +191,32 @@ class Text:
     def __init__(
         self, found: FoundText, objective: Objective, args: T5TrainingArguments, checkpoint: str | None = None
     ):
-        self.found, self.args, self.objective, self.batch = found, found.args, objective, global_batch_size(args)
+        self.found = found
+        self.args = found.args
         self.training_args = args
+        self.objective = objective
+        self.batch = global_batch_size(args)
         # A --validation_file validates all corpora together; without it each corpus has held-out text of its own.
         self.is_joined = found.is_mixed and not self.args.validation_file
-        most = self.args.max_eval_samples or self.evaluated
-        most = evaluation_shares(found.weights, most) if self.is_joined else [most] * len(found.names)
+        scored_in_all = self.args.max_eval_samples or self.evaluated
+        most = [scored_in_all] * len(found.names)
+        if self.is_joined:
+            most = evaluation_shares(found.weights, scored_in_all)
         found.check_held_out(evaluates=False)
         self.earlier = self._earlier(checkpoint)
         self.files = self.read_files(most)
-        held_out = [objective.rows(file.tokens) for file in self.files["validation"]]
-        self.held_out = sum(map(len, held_out))
-        scored = [
-            SomeExamples(rows, count) if len(rows) > count else rows for rows, count in zip(held_out, most, strict=True)
-        ]
+        self.held_out = 0
+        scored = []
+        for file, count in zip(self.files["validation"], most, strict=True):
+            rows = objective.rows(file.tokens)
+            self.held_out += len(rows)
+            scored.append(SomeExamples(rows, count) if len(rows) > count else rows)
         self.ends = list(itertools.accumulate(map(len, scored)))  # where each corpus ends in the validation examples
-        validation = ConcatDataset(scored) if self.is_joined else scored[0]
-        if not len(validation) and args.eval_strategy != "no":
-            raise UserError(self._too_little_validation())
-        self.validation: Dataset | None = validation if len(validation) else None
+        self.validation: Dataset | None = ConcatDataset(scored) if self.is_joined else scored[0]
+        if not len(self.validation):
+            self.validation = None
+            if args.eval_strategy != "no":
+                raise UserError(self._too_little_validation())
         self.rows, self.train = self.training(checkpoint)
 
     def _earlier(self, checkpoint: str | None) -> TrainedText:
@@ -213,16 +232,21 @@ class Text:
     def read_files(self, most: list[int]) -> dict[str, list[TokenFile]]:  # noqa: ARG002
         """{split: [a TokenFile of each corpus]}. most: validation examples that are scored, of each corpus."""
         with self.training_args.main_process_first(desc="tokenising the text"):  # others find it in the cache
-            args, *others = self.args, self.found.tokenizer, self.earlier
-            corpora = [tokenised(args, sources, *others) for sources in self.found.sources.values()]
-        return {split: [files[split] for files in corpora] for split in ("train", "validation")}
+            files: dict[str, list[TokenFile]] = {"train": [], "validation": []}
+            for sources in self.found.sources.values():
+                of_corpus = tokenised(self.args, sources, self.found.tokenizer, self.earlier)
+                for split, of_split in files.items():
+                    of_split.append(of_corpus[split])
+        return files
 
     def training(self, checkpoint: str | None) -> tuple[list, Dataset]:  # noqa: ARG002
         """(training examples of each corpus, the data set of them all)."""
-        found, seed = self.found, self.training_args.seed
+        seed = self.training_args.seed
         rows = [self.objective.rows(file.tokens, seed) for file in self.files["train"]]
         self._check_rows(rows)
-        return rows, WeightedExamples(rows, found.weights, seed) if found.is_mixed else rows[0]
+        if self.found.is_mixed:
+            return rows, WeightedExamples(rows, self.found.weights, seed)
+        return rows, rows[0]
 
     def _check_rows(self, of_corpora: list) -> None:
         """UserError if the training text has fewer rows than a step needs, or a corpus has none."""
@@ -260,10 +284,11 @@ class Text:
         """As `FoundText.fingerprints`; where held-out documents are copies of others, "copies" says so: runs that were
         written before had all of them on one side."""
         prints = self.found.fingerprints(tokenizer)
-        pairs = zip(self.files["validation"], self.found.sources.values(), strict=True)
-        if any(file.known and "validation" not in sources for file, sources in pairs):
-            prints["copies"] = "on both sides"
-        return prints | {"earlier": NO_EARLIER if self.earlier is NOTHING else self.earlier.fingerprint}
+        for file, sources in zip(self.files["validation"], self.found.sources.values(), strict=True):
+            if file.known and "validation" not in sources:
+                prints["copies"] = "on both sides"
+        prints["earlier"] = NO_EARLIER if self.earlier is NOTHING else self.earlier.fingerprint
+        return prints
 
     @property
     def trained(self) -> TrainedText:
@@ -279,13 +304,14 @@ class Text:
     @property
     def known(self) -> str | None:
         """For the plan: how many validation documents are trained on too."""
-        found = self.found
-        known = [
-            f"{file.known:,} of {file.documents:,} validation documents are {self.known_in} the training text"
-            + f" of {name}" * found.is_mixed
-            for file, name in zip(self.files["validation"], found.names, strict=True)
-            if file.known
-        ]
+        found, known = self.found, []
+        for file, name in zip(self.files["validation"], found.names, strict=True):
+            if not file.known:
+                continue
+            where = f"{self.known_in} the training text"
+            if found.is_mixed:
+                where += f" of {name}"
+            known.append(f"{file.known:,} of {file.documents:,} validation documents are {where}")
         return "; ".join(known) or None
 
     @property
@@ -322,18 +348,20 @@ class Text:
 
     def of_split(self, split: str) -> list[TokenFile]:
         """The files of a split. A --validation_file is that of every corpus, and counts once."""
-        is_shared = split == "validation" and self.args.validation_file
-        return self.files[split][: 1 if is_shared else None]
+        if split == "validation" and self.args.validation_file:
+            return self.files[split][:1]
+        return self.files[split]
 
     @property
     def read(self) -> dict[str, dict]:
         """What was read, in numbers: {"files": as `files_read`, "documents": {split: how many there are, how many empty
         ones were left out, and the shortest, median and longest of them in tokens}}."""
-        splits = ("train", "validation")
-        sources = {split: self.found.of_split(split) for split in splits}
-        if self.args.validation_file:  # that of every corpus
-            sources["validation"] = sources["validation"][:1]
-        files = {split: [getattr(one, "files", None) for one in several] for split, several in sources.items()}
+        files: dict[str, list] = {}
+        for split in ("train", "validation"):
+            sources = self.found.of_split(split)
+            if split == "validation" and self.args.validation_file:  # that of every corpus
+                sources = sources[:1]
+            files[split] = [getattr(source, "files", None) for source in sources]
         documents: dict[str, dict] = {}
         of_files: dict[str, list] = {}
         for split in self.files:
@@ -344,12 +372,13 @@ class Text:
             for names, file in zip(files[split], of_split, strict=False):
                 counted = file.found.files
                 of_files[split] += counted + [[0, 0, 0]] * (len(names or ()) - len(counted))
-        found = {
-            split: [asdict(file.found) | {"files": None} for file in files] for split, files in self.counted.items()
-        }
+        found = {}
+        for split, counted_files in self.counted.items():
+            found[split] = [asdict(file.found) | {"files": None} for file in counted_files]
         read = files_read(files, of_files)
         if self.found.is_mixed and "groups" in read.get("train", {}):  # the corpora stand in a row of their own
-            read["train"]["groups"] = {n: g for n, g in read["train"]["groups"].items() if evaluated_words(n)}
+            groups = read["train"]["groups"]
+            read["train"]["groups"] = {name: group for name, group in groups.items() if evaluated_words(name)}
         return {"files": read, "documents": documents, "found": found}
 
     def shown(self, whole: bool) -> list[list[Sample]]:
@@ -361,15 +390,18 @@ class Text:
         if examples is None:
             return rows
         batch = self.objective([examples[0]])
-        parts = [
-            Sample(f"{name} {side}", [n for n in batch[ids][0].tolist() if n >= 0], None, self.objective.sentinel_ids)
-            for side, ids in (("source", "input_ids"), ("target", "labels"))
-        ]
+        parts = []
+        for side, column in (("source", "input_ids"), ("target", "labels")):
+            ids = [number for number in batch[column][0].tolist() if number >= 0]
+            parts.append(Sample(f"{name} {side}", ids, None, self.objective.sentinel_ids))
         return [*rows[:5], parts, *rows[5:]]
 
     def shown_of_training(self, whole: bool) -> tuple[list[Sample], str, Dataset | None]:
         """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
-        documents = self.shown_of("train", 1 if self.found.is_mixed else 4 if whole else 2)
+        count = 4 if whole else 2
+        if self.found.is_mixed:
+            count = 1
+        documents = self.shown_of("train", count)
         return documents + self.shown_oddest(self.files["train"], documents), "example", self.train
 
     def shown_of(self, split: str, count: int) -> list[Sample]:
@@ -378,11 +410,10 @@ class Text:
         files = self.of_split(split)
         for corpus, file in zip(found.names, files, strict=False):
             before = found.named(corpus) if len(files) > 1 else ""
-            before += "validation " * (split == "validation")
-            documents += [
-                Sample(f"{before}document {number + 1:,}", file.tokens[begin : begin + size])
-                for number, begin, size in evenly(file.places, count)
-            ]
+            if split == "validation":
+                before += "validation "
+            for number, begin, size in evenly(file.places, count):
+                documents.append(Sample(f"{before}document {number + 1:,}", file.tokens[begin : begin + size]))
         return documents
 
     def shown_oddest(self, files: list[TokenFile], others: list[Sample]) -> list[Sample]:
@@ -393,8 +424,10 @@ class Text:
         corpus, odd = max(known, key=lambda pair: pair[1].found.oddest[3])
         number, begin, size, _ = odd.found.oddest
         ids = odd.tokens[begin : begin + size]
-        is_shown = any(len(ids) == len(other.ids) and (ids == other.ids).all() for other in others)
-        return [] if is_shown else [Sample(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
+        for other in others:
+            if len(ids) == len(other.ids) and (ids == other.ids).all():
+                return []
+        return [Sample(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
 
     @property
     def counted(self) -> dict[str, list[TokenFile]]:
@@ -404,14 +437,22 @@ class Text:
     @property
     def repeats(self) -> str | None:
         """For the plan: what repeats more than in ordinary text, of each corpus and split."""
-        tokenizer, parts = self.found.tokenizer, []
+        parts = []
         for split, files in self.counted.items():
             of_split = self.of_split(split) if split in self.files else files
             shown = split if split in self.files or len(files) == 1 else "a sample"
             for corpus, file in zip(self.found.names, of_split, strict=False):
-                where = [shown] * (split != "train") + [corpus] * (len(of_split) > 1)
-                if text := described_repeats(file.found, tokenizer, file.tokens):
-                    parts.append(f"{text} ({' of '.join(where)})" if where else text)
+                text = described_repeats(file.found, self.found.tokenizer, file.tokens)
+                if not text:
+                    continue
+                where = []
+                if split != "train":
+                    where.append(shown)
+                if len(of_split) > 1:
+                    where.append(corpus)
+                if where:
+                    text += f" ({' of '.join(where)})"
+                parts.append(text)
         return "; ".join(parts) or None
 
     @property
@@ -419,15 +460,19 @@ class Text:
         """{split: share of <unk> among its tokens}; None for ready-made ids."""
         if self.found.ids:
             return None
-        return {
-            split: sum(file.unknown for file in files) / max(1, sum(len(file.tokens) for file in files))
-            for split, files in self.files.items()
-        }
+        shares = {}
+        for split, files in self.files.items():
+            tokens = sum(len(file.tokens) for file in files)
+            shares[split] = sum(file.unknown for file in files) / max(1, tokens)
+        return shares
 
     @property
     def losses(self) -> dict[str, dict[str, Losses]]:
         """What the tokenizer loses of each split, as `described_losses` of corpora/round_trip.py takes it."""
-        return {split: {"documents": sum((f.losses for f in files), Losses())} for split, files in self.counted.items()}
+        losses = {}
+        for split, files in self.counted.items():
+            losses[split] = {"documents": sum((file.losses for file in files), Losses())}
+        return losses
 
     @property
     def tokens_per_example(self) -> float:
@@ -450,33 +495,36 @@ class Text:
         files = self.files.get("train", self.files["validation"])
         numbers = self.read
         documents = numbers["documents"].get("train") or numbers["documents"]["validation"]
-        text_bytes, tokens = sum(file.text_bytes for file in files), sum(len(file.tokens) for file in files)
-        of_text = f", {text_bytes / tokens:.2f} bytes per token" if text_bytes else ""
+        tokenizer = self._described_tokenizer
+        text_bytes = sum(file.text_bytes for file in files)
+        if text_bytes:
+            tokens = sum(len(file.tokens) for file in files)
+            tokenizer += f", {text_bytes / tokens:.2f} bytes per token"
         per_step = round(self.batch * length)
+        in_all = f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
         epochs = steps / self.steps_per_epoch if self.steps_per_epoch else None
-        in_epochs = f" ({epochs:.1f} epochs)" if epochs else ""
+        if epochs:
+            in_all += f" ({epochs:.1f} epochs)"
         rows = {
             "text": described_sources(found.of_split("train")),
             "files": described_files(numbers["files"], told="train"),
             "documents": f"{documents['read']:,} {self.read_for}({documents['empty']:,} empty ones left out) of "
             f"{described_spread(documents)}",
-            "tokenizer": f"{self._described_tokenizer}{of_text}",
+            "tokenizer": tokenizer,
         }
         known = {"known": self.known, "trained before": self.trained_before}
         rows |= {"repeats": self.repeats} | known | self.plan_of_training()
         if found.is_mixed:
-            seen = [f" (seen {n:.3g} times)" for n in self.train.passes(epochs)] if epochs else [""] * len(found.names)
-            parts = zip(found.names, found.weights, seen, strict=True)
-            rows["corpora"] = ", ".join(f"{name} {weight:.1%}{times}" for name, weight, times in parts)
-        return (
-            rows
-            | objective.plan(self.rows)
-            | {
-                "chunks": f"{self.chunks()} validation, of {length:.0f} raw tokens -> {objective.inputs_length} "
-                f"input, {objective.targets_length} target tokens",
-                "tokens": f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total{in_epochs}",
-            }
-        )
+            corpora = [f"{name} {weight:.1%}" for name, weight in zip(found.names, found.weights, strict=True)]
+            if epochs:
+                seen = zip(corpora, self.train.passes(epochs), strict=True)
+                corpora = [f"{corpus} (seen {passes:.3g} times)" for corpus, passes in seen]
+            rows["corpora"] = ", ".join(corpora)
+        rows |= objective.plan(self.rows)
+        lengths = f"{objective.inputs_length} input, {objective.targets_length} target tokens"
+        rows["chunks"] = f"{self.chunks()} validation, of {length:.0f} raw tokens -> {lengths}"
+        rows["tokens"] = in_all
+        return rows
 
     def plan_of_training(self) -> dict[str, str | None]:
         """Further rows of the plan about the training text."""
@@ -485,8 +533,10 @@ class Text:
     def chunks(self) -> str:
         """For the plan: "9,600 training, 512 of 1,000"."""
         scored = len(self.validation or ())
-        of_all = f" of {self.held_out:,}" if self.held_out > scored else ""
-        return f"{len(self.train):,} training, {scored:,}{of_all}"
+        text = f"{len(self.train):,} training, {scored:,}"
+        if self.held_out > scored:
+            text += f" of {self.held_out:,}"
+        return text
 
     def compute_metrics(self) -> Callable:
         """The function from predictions to metrics; those of each corpus too, if every corpus has held-out text."""

@@ -75,5 +75,9 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
 
 def recorded_types(features: Sequence[type[Feature]]) -> dict[str, Any]:
     """{flag: its type} of what evaluations take over from a training that knows these features."""
-    kinds = [kind for kind in features if issubclass(kind, TextSource)]
-    return {name: get_type_hints(kind)[name] for kind in kinds for name in kind.recorded}
+    types = {}
+    for kind in features:
+        if issubclass(kind, TextSource):
+            hints = get_type_hints(kind)
+            types |= {name: hints[name] for name in kind.recorded}
+    return types

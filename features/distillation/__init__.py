@@ -156,7 +156,7 @@ class Teacher(Learning):
 
     def rows(self, data: Any, model: Any) -> None:
         from features.distillation.cached_teacher import teach
-        from foundry.training.drawn_answers import numbered
+        from foundry.training.drawn_answers import with_row_numbers
         from tasks.examples import answer_length, class_label_ids
         from tasks.predictions import other_task
 
@@ -167,7 +167,7 @@ class Teacher(Learning):
             with data.training_args.main_process_first():
                 teach(data, self.flags)
         for task in data.tasks if self.flags.on_policy_share else ():
-            task.data["train"] = numbered(task.data["train"])
+            task.data["train"] = with_row_numbers(task.data["train"])
 
     def collator(self, collator: Callable) -> Callable:
         from features.distillation.cached_teacher import TaughtCollator

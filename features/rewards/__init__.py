@@ -164,11 +164,11 @@ class RewardLearning(Learning):
     def rows(self, data: Any, model: Any) -> None:
         from features.rewards.methods import Method
         from features.rewards.scores import repeated_sources, with_all_references
-        from foundry.training.drawn_answers import numbered
+        from foundry.training.drawn_answers import with_row_numbers
         from tasks.examples import answer_length, class_label_ids, references_of
 
         (task,) = data.tasks
-        task.data["train"] = numbered(task.data["train"])
+        task.data["train"] = with_row_numbers(task.data["train"])
         self.entry, self.tokenizer = task.entry, data.tokenizer
         self.train_rows = with_all_references(task.entry, task.rows["train"])
         self.repeated = repeated_sources(task.entry, task.rows["train"])

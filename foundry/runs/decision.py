@@ -15,7 +15,7 @@ from foundry.arguments.training import T5TrainingArguments
 from foundry.model_t5 import check_model_source, get_model, planned_model
 from foundry.modeling.weights import weights_of
 from foundry.runs.memory import check_before_data
-from foundry.runs.speed import Batches, Speed, decide_speed, job_of, use_speed
+from foundry.runs.speed import BatchLengths, Speed, decide_speed, job_of, use_speed
 from foundry.training.checkpoints import check_same_flags, prepare_output_dir
 
 
@@ -61,7 +61,7 @@ def settle(
     data: Any,
     args: T5TrainingArguments,
     tokenizer: PreTrainedTokenizerBase | None,
-    batches: Batches,
+    batches: BatchLengths,
 ) -> Decision:
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
     call this. UserError for a run that cannot work on this machine."""

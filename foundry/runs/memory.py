@@ -117,8 +117,10 @@ class _Part:
 
     def inputs(self, rows: int, width: int, products: int) -> int:
         """A norm's output; in bfloat16 a copy for each product, or one for all."""
+        if not self.bf16:
+            return rows * width * 4
         copies = 1 if self.keeps_less else products
-        return rows * width * (2 * copies if self.bf16 else 4)
+        return rows * width * 2 * copies
 
     def heads_of(self, rows: int, stack: Stack) -> int:
         """Queries, keys, values, or the input of the output projection."""
@@ -133,10 +135,16 @@ class _Part:
         if self.has_blocks:
             return self.bits(self.batch * stack.heads * queries * keys)
         if self.attention != "eager":  # a fused kernel keeps no weights: only their log-sums, and the bias
-            return 4 * stack.heads * queries * (self.batch + (keys if bias else 0))
-        # In bfloat16: the softmax's output, and its bfloat16 copy for the product with the values.
-        weight = 4 if not self.bf16 else 6 if bias or not self.on_cpu or stack.casts_scores else 2
-        return self.batch * stack.heads * queries * keys * (weight + (self.low if stack.caps_scores else 0))
+            kept = self.batch + keys if bias else self.batch
+            return 4 * stack.heads * queries * kept
+        weight = 4
+        if self.bf16:
+            # The softmax's output, and its bfloat16 copy for the product with the values.
+            has_float32 = bias or not self.on_cpu or stack.casts_scores
+            weight = 6 if has_float32 else 2
+        if stack.caps_scores:
+            weight += self.low
+        return self.batch * stack.heads * queries * keys * weight
 
     def feed_forward(self, rows: int, stack: Stack) -> int:
         """Gated: input and output of the GELU, the gate, the product. ReLU: its output, in bfloat16 with a copy.
@@ -144,15 +152,16 @@ class _Part:
         A layer that keeps less has only the first products. Beside LoRA's matrices it has the last one's input too,
         twice in bfloat16.
         """
-        wide = 4 if stack.gated else 2 if self.bf16 else 1
+        products = 2 if stack.gated else 1  # of the layer's input
+        wide = 2 * products if stack.gated or self.bf16 else products
         if self.keeps_less:
-            wide = 2 if stack.gated else 1
+            wide = products
             if self.rank:
                 wide += 2 if self.bf16 else 1
-        of_lora = (3 if stack.gated else 2) * rows * self.rank * self.low
+        of_lora = (products + 1) * rows * self.rank * self.low
         wide = wide * rows * stack.feed_forward * self.low
         wide += self.bits(rows * (stack.feed_forward + stack.width))
-        return self.norms(rows, stack) + self.inputs(rows, stack.width, 2 if stack.gated else 1) + wide + of_lora
+        return self.norms(rows, stack) + self.inputs(rows, stack.width, products) + wide + of_lora
 
     def computed_again(self, rows: int, stack: Stack, scores: int) -> int:
         """The most that the backward pass of a layer that keeps less computes again, with gradients: the feed-forward
@@ -223,10 +232,13 @@ def activation_bytes(
     """
     shape = shape_of(config)
     if not has_decoder:
-        shape, target = replace(shape, decoder=replace(shape.decoder, layers=0), vocabulary=0), 0
+        shape = replace(shape, decoder=replace(shape.decoder, layers=0), vocabulary=0)
+        target = 0
     s, t = batch * source, batch * target  # rows of the two stacks' matrices
     encoder, decoder = shape.encoder, shape.decoder
-    copies_of_low_rank = 2 * sum(map(math.prod, low_rank)) if bf16 and not keeps_less else 0
+    copies_of_low_rank = 0
+    if bf16 and not keeps_less:
+        copies_of_low_rank = 2 * sum(map(math.prod, low_rank))
     part = _Part(batch, attention, bf16, on_cpu, low_rank, keeps_less, dropout > 0)
     low = part.low  # bytes of a number in a matrix product
 
@@ -253,23 +265,28 @@ def activation_bytes(
             wide = part.computed_again(rows, stack, weights_of_scores)
             return block + wide + 4 * min(2 * stack.width * stack.feed_forward, trained)
         wide = 2 * rows * stack.feed_forward * low + 4 * min(2 * stack.width * stack.feed_forward, trained)
-        quadratic = weights_of_scores * (low + 4 + 4 / batch) if attention == "eager" else 0
+        quadratic = 0.0
+        if attention == "eager":
+            quadratic = weights_of_scores * (low + 4 + 4 / batch)
         return block + copies + max(wide, int(quadratic) - part.feed_forward(rows, stack))
 
     integers = 8 * (queries * seen + target * target + s + t)  # int64: relative positions, token ids
     if keeps_less:
         integers = 8 * (queries + seen + 2 * target + s + t)  # a position for each diagonal
     ends = part.norm(s, encoder.width) + part.norm(t, decoder.width) + part.inputs(t, decoder.width, 1)
-    ends += 0 if bf16 else 4 * s * encoder.width
+    if not bf16:
+        ends += 4 * s * encoder.width
     if keeps_less:
-        ends += part.inputs(s, encoder.width, 1) if bf16 else 0  # the encoder's output, for all decoder layers
+        if bf16:
+            ends += part.inputs(s, encoder.width, 1)  # the encoder's output, for all decoder layers
         ends += part.bits(2 * s * encoder.width + 2 * t * decoder.width)
         if not checkpointing:  # the biases, and the decoder's causal mask
             ends += 4 * (encoder.heads * queries * seen + decoder.heads * target * target + batch * target * target)
     if checkpointing:
         biases = 4 * decoder.heads * (queries * seen + target * target + target * source)
         # Each block's input; the first one's is the embedding's output, the final norm's input is counted in `ends`.
-        of_encoder = 4 * encoder.width * (encoder.layers * s + (s if bf16 else 0))
+        inputs = encoder.layers + 1 if bf16 else encoder.layers
+        of_encoder = 4 * encoder.width * inputs * s
         kept = biases + of_encoder + 4 * decoder.width * decoder.layers * t
         encoder_weights = batch * encoder.heads * queries * seen
         decoder_weights = batch * decoder.heads * target * max(source, target)
@@ -286,13 +303,22 @@ def activation_bytes(
     largest = max(stack.width * max(stack.feed_forward, stack.inner) for stack in (encoder, decoder))
     if keeps_less:  # a copy lives as long as its product
         copied = max(largest, head)
-    dequantised = largest * low + 4 * largest // BLOCK if form in ("int8", "nf4") else 0
+    dequantised = 0
+    if form in ("int8", "nf4"):
+        dequantised = largest * low + 4 * largest // BLOCK
+    weight_copies = packed = 0
+    if bf16:
+        weight_copies += 2 * copied
+        if on_cpu:
+            packed = 2 * largest + PRODUCT_BUFFERS
+    if not checkpointing:
+        weight_copies += copies_of_low_rank
     return Activations(
         stored=ends + integers + kept,
         recomputed=recomputed,
         loss=loss_bytes(config, t, shape, trained, low, z_loss, chunk, logit_copies),
-        weight_copies=(2 * copied if bf16 else 0) + (0 if checkpointing else copies_of_low_rank),
-        packed=2 * largest + PRODUCT_BUFFERS if bf16 and on_cpu else 0,
+        weight_copies=weight_copies,
+        packed=packed,
         dequantised=dequantised,
     )
 
@@ -303,7 +329,8 @@ def loss_bytes(
     """Bytes of the logits of all target tokens, or of a chunk's, and of what the loss computes from them. rows: target
     tokens of a batch. trained: number of weights. low: bytes of a number in a matrix product."""
     cap = low if family_of(config).logit_cap(config) else 0  # the tanh of the logits' soft cap
-    loss = rows * shape.vocabulary * ((5 if z_loss else 3) * 4 + cap)
+    copies = 5 if z_loss else 3
+    loss = rows * shape.vocabulary * (copies * 4 + cap)
     if chunk:  # its logits and their gradient; if the head is trained, its weights' gradient and what the chunk adds
         loss = min(rows, chunk) * shape.vocabulary * (4 + 4 + 2 + cap) + 2 * 4 * min(shape.head, trained)
     return loss + min(rows, chunk or CHUNK) * shape.vocabulary * logit_copies * 4
@@ -336,9 +363,14 @@ class States:
 def optimizer_bytes(name: str, shapes: list[tuple[int, ...]], config: T5Config) -> int:
     """Bytes of an optimizer's unsharded float32 state for tensors of these shapes. name: the value of --optim."""
     if name == "adafactor":  # row and column means of a matrix's squared gradients; all of a vector's
-        return 4 * sum(sum(shape) if len(shape) == 2 else math.prod(shape) for shape in shapes)
+        means = 0
+        for shape in shapes:
+            means += sum(shape) if len(shape) == 2 else math.prod(shape)
+        return 4 * means
     numbers = sum(map(math.prod, shapes))
-    one_moment = matrix_parameters(config) - shape_of(config).head if name == "muon" else 0
+    one_moment = 0
+    if name == "muon":
+        one_moment = matrix_parameters(config) - shape_of(config).head
     return 8 * numbers - 4 * min(one_moment, numbers)  # with LoRA, `shapes` are only matrices, all with one moment
 
 
@@ -359,7 +391,9 @@ def state_bytes(
     FSDP2 divides float32 weights, gradients and state, and gathers bfloat16 weights block by block (embedding and head
     stay gathered).
     """
-    weights, state, low = sum(map(math.prod, shapes)), optimizer_bytes(optimizer, shapes, config), 2 if bf16 else 4
+    weights = sum(map(math.prod, shapes))
+    state = optimizer_bytes(optimizer, shapes, config)
+    low = 2 if bf16 else 4
 
     def part(size: int) -> int:
         return math.ceil(size / processes)
@@ -409,11 +443,14 @@ def communication_bytes(
     the backward pass of every micro-batch, and reduce-scatter its gradients (the paper's 3 volumes against 2).
     """
     part = (processes - 1) / processes
-    once = part * (2 if bf16 else 4) * weights
+    low = 2 if bf16 else 4
+    once = part * low * weights
     if strategy == "ddp":
         return Communication(0, 2 * part * 4 * weights, 0)
-    if strategy in ("zero1", "zero2"):
-        return Communication(0, (accumulation if strategy == "zero2" else 1) * once, once)
+    if strategy == "zero1":
+        return Communication(0, once, once)
+    if strategy == "zero2":
+        return Communication(0, accumulation * once, once)
     return Communication(accumulation * once, accumulation * 2 * once, 0)
 
 
@@ -487,7 +524,9 @@ def fitting_flan_t5(args: T5TrainingArguments) -> str:
 
 def find_launcher(args) -> Launcher:
     """The Launcher of this process."""
-    sharding = f"zero{zero_stage(args)}" if args.deepspeed else "fsdp2" if wants_fsdp(args) else "ddp"
+    sharding = "fsdp2" if wants_fsdp(args) else "ddp"
+    if args.deepspeed:
+        sharding = f"zero{zero_stage(args)}"
     memory = available_memory() / processes_here() if args.use_cpu else math.inf
     return Launcher(max(1, args.world_size), cores_of_a_process(), sharding, memory)
 
@@ -501,10 +540,13 @@ def _state_bytes(model: PreTrainedModel, args: T5TrainingArguments) -> int:
 def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
     CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
-    processes, form = processes_here() if args.use_cpu else 1, weights_of(args.features).form() or "float32"
-    weights, gradients = weight_bytes(model, form, bool(args.bf16)), 4 * count_parameters(model, True)
+    processes = processes_here() if args.use_cpu else 1
+    form = weights_of(args.features).form() or "float32"
+    weights = weight_bytes(model, form, bool(args.bf16))
+    gradients = 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
-    memory = memory / args.world_size if _shards_by_fsdp(args) else memory
+    if _shards_by_fsdp(args):
+        memory /= args.world_size
     return memory + processes * sum(held(args.features, args).values())
 
 
@@ -514,9 +556,14 @@ def _shards_by_fsdp(args: T5TrainingArguments) -> bool:
 
 def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of the model and of the checkpoints at their peak, when one more than is kept is being written."""
-    kept = 0 if args.save_strategy == "no" else (args.save_total_limit or 1) + args.load_best_model_at_end + 1
-    saved = 4 * count_parameters(model, trained_only=is_adapted(model))
-    return saved + kept * (saved + (0 if args.save_only_model else _state_bytes(model, args)))
+    model_bytes = 4 * count_parameters(model, trained_only=is_adapted(model))
+    if args.save_strategy == "no":
+        return model_bytes
+    kept = (args.save_total_limit or 1) + args.load_best_model_at_end + 1
+    checkpoint_bytes = model_bytes
+    if not args.save_only_model:
+        checkpoint_bytes += _state_bytes(model, args)
+    return model_bytes + kept * checkpoint_bytes
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,9 @@ class TrainingRun(Run):
         self.read_before = trainer.rows.place_at(self.checkpoint)
         state = read_json(Path(self.checkpoint) / TRAINER_STATE_NAME) if self.checkpoint else {}
         self.step = state.get("global_step", 0)
-        per_example = data.tokens_per_example
-        self.tokens_per_step = None if per_example is None else round(self.sequences * per_example)
+        self.tokens_per_step = None
+        if data.tokens_per_example is not None:
+            self.tokens_per_step = round(self.sequences * data.tokens_per_example)
 
     def execute(self, next_script: str) -> dict:
         """Shows the plan, trains, evaluates and saves; returns the results. next_script: the script that the last lines
@@ -198,34 +199,44 @@ class TrainingRun(Run):
 
     def plan(self, steps: int, needs: Needs) -> dict[str, str | None]:
         """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""
-        args = self.args
-        limited = args.save_total_limit or args.save_strategy == "no"
-        other = other_defaults(args)
-        return {
-            "model": described_model(self.trainer.model),
-            "layers kept": getattr(self.trainer.model, "kept_layers", None),
+        args, model = self.args, self.trainer.model
+        rows = {
+            "model": described_model(model),
+            "layers kept": getattr(model, "kept_layers", None),
             **self.rows,
             "resumed": self.described_place(steps),
             **self.data.plan(self._steps_of_this_size(steps)),
             "lost by the tokenizer": described_losses(self.data.losses),
-            "batch": f"{self.sequences} sequences per step ({args.train_batch_size} x "
-            f"{args.gradient_accumulation_steps} accumulated x {args.world_size} processes)"
-            + (f"; the learning rate is for {args.learning_rate_batch:,}" if args.learning_rate_batch else ""),
-            **{row: text for feature in args.features for row, text in feature.plan(args, self.trainer.model).items()},
-            "sharding": sharding(self.trainer),
-            "optimizer": f"{args.optim}, peak {args.learning_rate:g}"
-            + (f" (the default of {args.defaults_of}: docs/defaults.md)" if args.defaults_of else ""),
-            "schedule": described_schedule(args, steps),
-            "defaults": other and f"other than transformers' (theirs in brackets): {other}",
-            "device": f"{args.assume_gpu or args.device}, {'bfloat16 mixed precision' if args.bf16 else 'float32'}"
-            + (f", {torch.get_num_threads()} threads" if args.device.type == "cpu" and not args.assume_gpu else ""),
-            "frozen weights": self.decision.speed.forms,
-            "memory": f"{human_bytes(needs.memory)} (weights, gradients, optimizer"
-            f"{''.join(f', {name}' for name in held(args.features, args))}), plus activations; "
-            f"{human_bytes(needs.memory_there)} available",
-            "disk": f"{human_bytes(needs.disk)}{'' if limited else ' and all later checkpoints'} in {self.output_dir}; "
-            f"{human_bytes(needs.disk_there)} free",
+            "batch": self._described_batch(),
         }
+        for feature in args.features:
+            rows |= feature.plan(args, model)
+        rows["sharding"] = sharding(self.trainer)
+        rows["optimizer"] = f"{args.optim}, peak {args.learning_rate:g}"
+        if args.defaults_of:
+            rows["optimizer"] += f" (the default of {args.defaults_of}: docs/defaults.md)"
+        rows["schedule"] = described_schedule(args, steps)
+        if other := other_defaults(args):
+            rows["defaults"] = f"other than transformers' (theirs in brackets): {other}"
+        rows["device"] = described_device(args)
+        rows["frozen weights"] = self.decision.speed.forms
+        parts = ", ".join(["weights", "gradients", "optimizer", *held(args.features, args)])
+        rows["memory"] = f"{human_bytes(needs.memory)} ({parts}), plus activations; "
+        rows["memory"] += f"{human_bytes(needs.memory_there)} available"
+        rows["disk"] = human_bytes(needs.disk)
+        if not args.save_total_limit and args.save_strategy != "no":
+            rows["disk"] += " and all later checkpoints"
+        rows["disk"] += f" in {self.output_dir}; {human_bytes(needs.disk_there)} free"
+        return rows
+
+    def _described_batch(self) -> str:
+        args = self.args
+        steps, processes = args.gradient_accumulation_steps, args.world_size
+        parts = f"{args.train_batch_size} x {steps} accumulated x {processes} processes"
+        text = f"{self.sequences} sequences per step ({parts})"
+        if args.learning_rate_batch:
+            text += f"; the learning rate is for {args.learning_rate_batch:,}"
+        return text
 
     def _steps_of_this_size(self, steps: int) -> float:
         """In how many steps of the batch that the run has now all rows of the run would be read, those too that it read
@@ -257,7 +268,9 @@ class TrainingRun(Run):
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process():
             of_features = self.trainer.feature_callbacks
-            further = [name for callback in of_features for name in getattr(callback, "curves", ())]
+            further: list[str] = []
+            for callback in of_features:
+                further += getattr(callback, "curves", ())
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
@@ -277,8 +290,8 @@ class TrainingRun(Run):
 
     def _flops_per_sequence(self, *args) -> float:
         """FLOPs of a training step for one sequence; a frozen model saves the third of them for its gradients."""
-        fraction = 2 / 3 if is_adapted(self.trainer.model) else 1
-        return fraction * self.data.flops_per_sequence(*args)
+        flops = self.data.flops_per_sequence(*args)
+        return flops * 2 / 3 if is_adapted(self.trainer.model) else flops
 
     def _record(self) -> dict:
         """The content of run.json."""
@@ -371,10 +384,20 @@ def first_screen(plan: dict[str, str]) -> dict[str, str]:
     return shown
 
 
+def described_device(args: T5TrainingArguments) -> str:
+    """ "cpu, float32, 2 threads", "NVIDIA H100, bfloat16 mixed precision"."""
+    precision = "bfloat16 mixed precision" if args.bf16 else "float32"
+    text = f"{args.assume_gpu or args.device}, {precision}"
+    if args.device.type == "cpu" and not args.assume_gpu:
+        text += f", {torch.get_num_threads()} threads"
+    return text
+
+
 def described_schedule(args: T5TrainingArguments, steps: int) -> str:
     """ "cosine over 1,000 steps, 100 of them warm-up"; of the greedy one the bound too."""
     warmup = warmup_of(vars(args), steps)
-    text = f"{args.lr_scheduler_type} over {steps:,} steps, {f'{warmup:,} of them' if warmup else 'no'} warm-up"
+    share = f"{warmup:,} of them" if warmup else "no"
+    text = f"{args.lr_scheduler_type} over {steps:,} steps, {share} warm-up"
     if args.lr_scheduler_type == "greedy":
         text += f", the rate never below {least_greedy_rate(args):g}"
     return text
@@ -382,20 +405,25 @@ def described_schedule(args: T5TrainingArguments, steps: int) -> str:
 
 def shown_numbers(results: dict) -> dict[str, str]:
     """Numbers as text, without times: {"eval_f1": 0.5, "eval_runtime": 2.0} -> {"f1": "0.5000"}."""
-    return {
-        name.removeprefix("eval_").replace("_", " "): f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
-        for name, value in results.items()
-        if not (isinstance(value, str) or name.endswith(("runtime", "per_second", "preparation_time")))
-    }
+    shown = {}
+    for name, value in results.items():
+        if isinstance(value, str) or name.endswith(("runtime", "per_second", "preparation_time")):
+            continue
+        text = f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+        shown[name.removeprefix("eval_").replace("_", " ")] = text
+    return shown
 
 
 def described_model(model: PreTrainedModel) -> str:
     """ "1.9M parameters (t5, d_model 128, 2 + 2 layers), dropout 0"; if adapted "..., of which 98.3k are trained". Of
     an encoder alone "2 layers"."""
-    shape, has_decoder = shape_of(model.config), model.config.is_encoder_decoder
-    layers = f"{model.config.model_type}, {shape.described if has_decoder else shape.described_encoder}"
-    trained = f", of which {human_count(count_parameters(model, True))} are trained" if is_adapted(model) else ""
-    return f"{human_count(count_parameters(model))} parameters ({layers}), dropout {dropout_of(model):g}{trained}"
+    shape = shape_of(model.config)
+    layers = shape.described if model.config.is_encoder_decoder else shape.described_encoder
+    text = f"{human_count(count_parameters(model))} parameters ({model.config.model_type}, {layers})"
+    text += f", dropout {dropout_of(model):g}"
+    if is_adapted(model):
+        text += f", of which {human_count(count_parameters(model, True))} are trained"
+    return text
 
 
 def sharding(trainer: T5Trainer) -> str:

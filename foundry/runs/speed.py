@@ -54,7 +54,7 @@ EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (
 
 
 @dataclass(frozen=True)
-class Batches:
+class BatchLengths:
     """What the batches of a run can look like. source, target: tokens of the longest row. shapes: how many shapes
     batches have, 0 if any number. packed: the flag and value that put several examples into a row, or None. packable:
     whether `--speed auto` may put several examples into a row."""
@@ -67,7 +67,7 @@ class Batches:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job(Batches):
+class TrainingJob(BatchLengths):
     """What is trained, on which batches.
 
     weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
@@ -141,7 +141,7 @@ MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expand
 
 
 @dataclass(frozen=True)
-class Choice:
+class SpeedChoice:
     """A setting that was chosen. name: the flag that sets it, or one of the names above."""
 
     name: str
@@ -152,16 +152,22 @@ class Choice:
         value = self.value
         if isinstance(value, bool):
             value = "on" if value else "off"
-        return f"{self.name} {'{} x {}'.format(*value) if isinstance(value, tuple) else value} ({self.reason})"
+        if isinstance(value, tuple):
+            value = "{} x {}".format(*value)
+        return f"{self.name} {value} ({self.reason})"
 
 
 # ---------------------------------------------------------------- the choice
-def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
+def choose_settings(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher) -> list[SpeedChoice]:
     """The settings that suit the machine. gpu: None on a CPU. args: the T5TrainingArguments; the flags in its `given`
     keep their values."""
-    named = (("attn_implementation", job.attention_is_given), ("form", job.form))
-    given = args.given | {name for name, is_given in named if is_given}
-    batch, compiled = "per_device_train_batch_size gradient_accumulation_steps", bool(args.torch_compile)
+    given = set(args.given)
+    if job.attention_is_given:
+        given.add("attn_implementation")
+    if job.form:
+        given.add("form")
+    batch = "per_device_train_batch_size gradient_accumulation_steps"
+    compiled = bool(args.torch_compile)
     rules = [  # (setting, the flags that give it, the value given, the rule that chooses one if none is given)
         ("bf16", "bf16", bool(args.bf16), _bf16),
         ("attn_implementation", "attn_implementation", job.attention, _attention),
@@ -180,9 +186,9 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
     chosen = {}
     for name, flags, asked, rule in rules:
         if not given.isdisjoint(flags.split()):
-            chosen[name] = Choice(name, asked, "given")
+            chosen[name] = SpeedChoice(name, asked, "given")
         elif choice := rule(gpu, job, args, launcher, chosen):
-            chosen[name] = Choice(name, *choice)
+            chosen[name] = SpeedChoice(name, *choice)
     choices = list(chosen.values())
     if gpu is None:
         return choices
@@ -195,11 +201,14 @@ def choose(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> list[Choice]:
         more[TF32] = "high", "TF32, for products outside bfloat16"
     if {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}.isdisjoint(os.environ):
         more[EXPANDABLE] = True, "less memory is lost to fragmentation"
-    return choices + [Choice(name, *choice) for name, choice in more.items() if name not in given]
+    for name, choice in more.items():
+        if name not in given:
+            choices.append(SpeedChoice(name, *choice))
+    return choices
 
 
-# Each rule returns (value, reason), or None to choose nothing. chosen: {name: Choice} of the earlier rules.
-def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+# Each rule returns (value, reason), or None to choose nothing. chosen: {name: SpeedChoice} of the earlier rules.
+def _bf16(gpu: Gpu | None, job: TrainingJob, _args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
     if gpu is not None:
         if gpu.is_recent:
             return True, f"the {gpu.name} computes in it"
@@ -213,20 +222,22 @@ def _bf16(gpu: Gpu | None, job: Job, _args, launcher: Launcher, _chosen: dict) -
     return True, f"the CPU has units for it, {bf16_units()}"
 
 
-def _residual(_gpu: None, job: Job, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
+def _residual(_gpu: None, job: TrainingJob, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
     """For pre-training on a CPU with AMX. With AVX512-BF16 it gains nothing; on a GPU that is not known yet."""
     if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).lacks:
         return None
     if job.earlier:
         return bool(job.earlier.get("bf16_residual")), RESUMED
-    return (True, "the same loss with three seeds") if bf16_units() == "AMX" else None
+    if bf16_units() != "AMX":
+        return None
+    return True, "the same loss with three seeds"
 
 
-def _form(gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
+def _form(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
     return weights_of(args.features).choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
 
 
-def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
+def _attention(gpu: Gpu | None, job: TrainingJob, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
     family = family_of(job.config)
     if family.attentions is not None:
         return job.attention, f"{family.names}'s own"
@@ -238,7 +249,7 @@ def _attention(gpu: Gpu | None, job: Job, _args, _launcher: Launcher, _chosen: d
     return "sdpa", "transformers' fastest"
 
 
-def _encoder_case(job: Job, device: torch.device, bf16: bool) -> Case:
+def _encoder_case(job: TrainingJob, device: torch.device, bf16: bool) -> Case:
     """What the attention kernel of the encoder must support, over whole rows."""
     padded = job.shapes != 1 or job.packed is not None
     dtype = torch.bfloat16 if bf16 else torch.float32
@@ -250,8 +261,9 @@ def attention_on_a_cpu(source: int) -> str:
     return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
 
 
-def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
-    family, bring_in = family_of(job.config), {"fsdp2": "FSDP2", "zero3": "ZeRO-3"}
+def _compilation(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
+    family = family_of(job.config)
+    bring_in = {"fsdp2": "FSDP2", "zero3": "ZeRO-3"}
     if "torch_compile" in family.lacks:
         return False, f"{family.names} cannot be compiled"
     if launcher.sharding in bring_in:
@@ -276,7 +288,7 @@ def _compilation(gpu: Gpu | None, job: Job, args, launcher: Launcher, _chosen: d
     return True, "all batches have one shape" if job.shapes == 1 else f"batches have {job.shapes} shapes"
 
 
-def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> float | None:
+def _uncompiled_seconds(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher) -> float | None:
     """About how many seconds the run would take uncompiled; None if its number of steps is not known."""
     if job.steps < 1:
         return None
@@ -289,7 +301,7 @@ def _uncompiled_seconds(gpu: Gpu | None, job: Job, args, launcher: Launcher) -> 
     return job.steps * max(computing, SHORTEST_STEP * args.gradient_accumulation_steps)
 
 
-def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
+def _packing(gpu: Gpu | None, job: TrainingJob, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
     """Packs on a CPU, where padding costs as much as text. The gain on a GPU is not known yet: nothing is chosen."""
     family = family_of(job.config)
     if "packing" in family.lacks:
@@ -298,26 +310,34 @@ def _packing(gpu: Gpu | None, job: Job, args, _launcher: Launcher, _chosen: dict
         return False, "every packed batch has another shape"
     if job.earlier:
         return bool(job.earlier.get("packing")), RESUMED
-    return (True, "several examples in a row, so less padding") if gpu is None else None
+    if gpu is not None:
+        return None
+    return True, "several examples in a row, so less padding"
 
 
 def _micro_batch(
-    gpu: Gpu | None, job: Job, args, launcher: Launcher, chosen: dict
+    gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, chosen: dict
 ) -> tuple[tuple[int, int], str] | None:
     """Chooses (sequences, accumulation steps): the largest micro-batch that the memory plan allows. A CPU gains nothing
     from a larger micro-batch than asked for: nothing is chosen if that fits."""
-    names = ("per_device_train_batch_size", "gradient_accumulation_steps")
-    asked, earlier = (tuple(values.get(name, 0) for name in names) for values in (vars(args), job.earlier))
-    sharded = launcher.sharding.startswith("zero")
-    if sharded:
+    asked = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    earlier = (
+        job.earlier.get("per_device_train_batch_size", 0),
+        job.earlier.get("gradient_accumulation_steps", 0),
+    )
+    if launcher.sharding.startswith("zero"):
         return None if gpu is None else (asked, "DeepSpeed's file gets this value")
     if math.prod(earlier) == math.prod(asked):
-        return (earlier, RESUMED) if gpu is not None or earlier != asked else None
+        if gpu is None and earlier == asked:
+            return None
+        return earlier, RESUMED
     bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
     form = chosen[FORM].value if FORM in chosen else "float32"
-    memory, sizes = launcher.memory, divisors_below(*asked)
+    memory = launcher.memory
+    sizes = divisors_below(*asked)
     if gpu is not None:
-        memory, sizes = gpu.memory, divisors_below(math.prod(asked), 1)
+        memory = gpu.memory
+        sizes = divisors_below(math.prod(asked), 1)
     compiled = bool(chosen["torch_compile"].value)
     room = memory * (1 - reserve_of(job, args, compiled))
     for size, steps in sizes:
@@ -325,23 +345,25 @@ def _micro_batch(
         if needed <= room:
             if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
                 return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
+            if gpu is None and (size, steps) == asked:
+                return None
             need = f"{needed / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
-            return ((size, steps), f"{need}; the global batch stays") if gpu or (size, steps) != asked else None
+            return (size, steps), f"{need}; the global batch stays"
     return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
 
 
-def keeps_less(job: Job, args, compiled: bool) -> bool:
+def keeps_less(job: TrainingJob, args, compiled: bool) -> bool:
     """Whether the step's layers are those of modeling/recomputed.py."""
     return args.keep_less and family_of(job.config).keeps_less and not compiled
 
 
-def reserve_of(job: Job, args, compiled: bool) -> float:
+def reserve_of(job: TrainingJob, args, compiled: bool) -> float:
     """The share of memory that the plan leaves free."""
     return DROPOUT_RESERVE if job.dropout and not keeps_less(job, args, compiled) else RESERVE
 
 
 def needed_bytes(
-    job: Job,
+    job: TrainingJob,
     args,
     launcher: Launcher,
     size: int,
@@ -354,9 +376,12 @@ def needed_bytes(
     """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
     teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
     states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
-    frozen = job.frozen_bytes.get(form, 4 * job.frozen) / (launcher.processes if launcher.sharding == "fsdp2" else 1)
     fixed = states.gradients + states.optimizer + states.working + sum(held(args.features, args).values())
-    fixed += 0 if on_cpu else frozen + states.weights
+    if not on_cpu:
+        frozen = job.frozen_bytes.get(form, 4 * job.frozen)
+        if launcher.sharding == "fsdp2":
+            frozen /= launcher.processes
+        fixed += frozen + states.weights
     more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
     more |= dict(
         low_rank=job.weights if job.low_rank else (),
@@ -369,16 +394,18 @@ def needed_bytes(
     return fixed + activation_bytes(job.config, size, job.source, job.target, attention, bf16, **more).total
 
 
-def described_forms(gpu: Gpu, job: Job, args, launcher: Launcher, speed: Speed) -> str:
+def described_forms(gpu: Gpu, job: TrainingJob, args, launcher: Launcher, speed: Speed) -> str:
     """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
     fit."""
     room = gpu.memory * (1 - reserve_of(job, args, speed.torch_compile))
     size, shown = speed.per_device_train_batch_size, []
-    for form in FORMS if speed.bf16 else ("float32", "int8", "nf4"):
+    forms = FORMS if speed.bf16 else ("float32", "int8", "nf4")
+    for form in forms:
         needed = needed_bytes(
             job, args, launcher, size, speed.attention, speed.bf16, form, compiled=speed.torch_compile
         )
-        shown.append(f"{form} {needed / 1e9:.3g} GB {'fits' if needed <= room else 'does not fit'}")
+        fits = "fits" if needed <= room else "does not fit"
+        shown.append(f"{form} {needed / 1e9:.3g} GB {fits}")
     return f"{', '.join(shown)}: of {gpu.memory / 1e9:.3g} GB, with a micro-batch of {size}"
 
 
@@ -389,13 +416,14 @@ def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int,
     return [(size, product // size) for size in range(micro_batch, 0, -1) if product % size == 0]
 
 
-def _workers(_gpu: Gpu, _job: Job, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
+def _workers(_gpu: Gpu, _job: TrainingJob, _args, launcher: Launcher, _chosen: dict) -> tuple[int, str]:
     return min(MOST_WORKERS, launcher.cores), f"a process has {launcher.cores} cores"
 
 
 # ---------------------------------------------------------------- decided, and applied
-def decide_speed(job: Job, args) -> Speed:
-    """The Speed of a run: its flags, and what `choose` returns in the first process. All processes must call this."""
+def decide_speed(job: TrainingJob, args) -> Speed:
+    """The Speed of a run: its flags, and what `choose_settings` returns in the first process. All processes must call
+    this."""
     gpu, launcher = find_gpu(args), find_launcher(args)
     speed = _decided(gpu, launcher, job, args)
     if gpu is None or not job.low_rank or launcher.sharding != "ddp":
@@ -403,12 +431,12 @@ def decide_speed(job: Job, args) -> Speed:
     return replace(speed, forms=described_forms(gpu, job, args, launcher, speed))
 
 
-def _decided(gpu: Gpu | None, launcher: Launcher, job: Job, args) -> Speed:
+def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Speed:
     flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
     speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
     if args.speed == "plain":
         return speed
-    (choices,) = broadcast_object_list([choose(gpu, job, args, launcher)])
+    (choices,) = broadcast_object_list([choose_settings(gpu, job, args, launcher)])
     values = {choice.name: choice.value for choice in choices}
     name = values["attn_implementation"]
     if (load := ATTENTIONS.get(name)) and not (job.dropout or args.assume_gpu):
@@ -434,15 +462,15 @@ def use_speed(speed: Speed, model: PreTrainedModel, args: T5TrainingArguments) -
 
 def job_of(
     planned: PreTrainedModel,
-    batches: Batches,
+    batches: BatchLengths,
     steps: int,
     checkpoint: str | None,
     attention: str | None,
     form: str | None = None,
-) -> Job:
+) -> TrainingJob:
     """The job of a run. planned: its model, perhaps without weights. checkpoint: the one that the run resumes, or None.
     attention: --attn_implementation. form: the form of frozen weights that the flags ask for, or None."""
-    return Job(
+    return TrainingJob(
         **vars(batches),
         config=planned.config,
         steps=steps,

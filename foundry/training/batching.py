@@ -94,7 +94,9 @@ class OneShapeCollator:
         return dict(input_ids=input_ids, attention_mask=attention_mask, labels=labels, decoder_input_ids=decoder_inputs)
 
 
-def share_out(sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]) -> list[list[int]]:
+def assign_to_rows(
+    sources: Sequence[int], targets: Sequence[int], cost: Callable[[int, int], float]
+) -> list[list[int]]:
     """Assigns examples of these source and target lengths to rows; returns the numbers of each row's examples.
 
     First fit, the longest source first: [16, 3, 9, 2], [2, 2, 2, 2] -> [[0], [2, 1, 3]]. No row's sources are longer
@@ -134,7 +136,7 @@ class PackingCollator:
 
     def __call__(self, rows: list[dict]) -> dict[str, torch.Tensor]:
         sources, targets = ([torch.as_tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
-        assigned = share_out([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
+        assigned = assign_to_rows([len(ids) for ids in sources], [len(labels) for labels in targets], self.cost)
         segment_of = {number: place for numbers in assigned for place, number in enumerate(numbers, start=1)}
 
         def packed(examples: list[torch.Tensor], padding: int) -> torch.Tensor:

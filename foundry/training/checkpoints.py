@@ -8,7 +8,6 @@ manifest (common/whole_folders.py) shows that when a run resumes: the damaged ch
 """
 
 import contextlib
-import itertools
 import json
 import os
 import pickle
@@ -93,7 +92,9 @@ def prepare_output_dir(args: T5TrainingArguments) -> str | None:
             lock_output_dir(args)
             checkpoint = _checkpoint_to_resume(args)
             check_saved_state(args, checkpoint)
-            added_to = (*LOG_FOLDERS, *(RUN_FILES if checkpoint else ()))
+            added_to = LOG_FOLDERS
+            if checkpoint:
+                added_to += RUN_FILES
             refuse_links(Path(args.output_dir), added_to, " (curves elsewhere: TENSORBOARD_LOGGING_DIR, WANDB_DIR)")
             probe = _probe(args)
         except (ValueError, OSError) as error:
@@ -123,7 +124,7 @@ def _check_shared(folder: Path, name: str) -> None:
     saves its part of a checkpoint there, and reads the whole checkpoint to resume or to load the best model."""
     is_seen = any((place / name).exists() for place in (folder, *folder.parents))
     hosts = gather_object([None if is_seen else socket.gethostname()])
-    if without := sorted({host for host in hosts if host}):
+    if without := sorted(set(filter(None, hosts))):
         raise UserError(
             f"--output_dir {folder} on {', '.join(without)} is not the folder that the first process has: "
             "every process saves its part of a checkpoint there, so name a folder on a disk that all "
@@ -135,9 +136,12 @@ def _checkpoint_to_resume(args: T5TrainingArguments) -> str | None:
     folder, checkpoint = Path(args.output_dir), args.resume_from_checkpoint
     if is_restart(folder):  # by the command of its first start: a checkpoint saved since then takes precedence
         newest = newest_whole_checkpoint(folder)
-        if newest is not None or checkpoint in NOT_RESUMED:
-            print_once(f"restarted: {f'resuming from {newest}' if newest else 'no checkpoint yet, from step 0'}")
-            return str(newest) if newest else None
+        if newest is not None:
+            print_once(f"restarted: resuming from {newest}")
+            return str(newest)
+        if checkpoint in NOT_RESUMED:
+            print_once("restarted: no checkpoint yet, from step 0")
+            return None
     if checkpoint not in NOT_RESUMED:
         if checkpoint in (RESUME_NEWEST, "true", "True"):
             checkpoint = newest_whole_checkpoint(folder)
@@ -259,13 +263,16 @@ def give_up_later(output_dir: Path, checkpoint: str) -> None:
     resumed, step = Path(checkpoint).resolve(), read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
     for later in checkpoints_of(output_dir):
         if checkpoint_step(later) >= step and later.resolve() != resumed:
-            kept = next(path for n in itertools.count(1) if not (path := _given_up(later, n)).exists())
+            number = 1
+            while (kept := _given_up(later, number)).exists():
+                number += 1
             print_once(f"{later} is now called {kept.name}: the run resumes before it")
             later.rename(kept)
 
 
 def _given_up(checkpoint: Path, number: int) -> Path:
-    return checkpoint.with_name(f"{GIVEN_UP}{f'{number}-' if number > 1 else ''}{checkpoint.name}")
+    place = f"{number}-" if number > 1 else ""
+    return checkpoint.with_name(f"{GIVEN_UP}{place}{checkpoint.name}")
 
 
 # Fields of config.json that decide the shapes of the weights, and what the weights mean.

@@ -2,7 +2,7 @@
 
     answers = draw_answers(trainer, batches, longest, samples=4)     # [b, K, T] token ids of each micro-batch
     draws = uniform_numbers(seed, [(3, 7), (3, 0)], samples, longest)  # [B, K, T], of rows 7 and 0 in step 3
-    answers = write_answers(model, sources, draws)                   # [B, K, T] token ids
+    answers = answers_of_draws(model, sources, draws)                   # [B, K, T] token ids
 
 Each token follows from one number between 0 and 1: it is the first whose cumulated probability is larger.
 
@@ -26,7 +26,7 @@ SOURCES = ("input_ids", "attention_mask")
 ROW = "row"  # the column with the number of a row in the data
 
 
-def numbered(rows: Any) -> Any:
+def with_row_numbers(rows: Any) -> Any:
     """The table of tokenised rows with their numbers, ROW."""
     return rows.add_column(ROW, list(range(len(rows))))
 
@@ -53,7 +53,7 @@ def draw_answers(
     if adds_greedy:
         draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1)
     with trainer.accelerator.autocast():  # accelerate wraps the model's forward; generate() calls its parts
-        answers = write_answers(model, sources, draws.to(args.device), temperature)
+        answers = answers_of_draws(model, sources, draws.to(args.device), temperature)
     return [_trimmed(part) for part in answers.split([len(batch[ROW]) for batch in batches])]
 
 
@@ -70,7 +70,7 @@ def uniform_numbers(seed: int, rows: Sequence[tuple[int, ...]], samples: int, lo
 
 
 @torch.no_grad()
-def write_answers(
+def answers_of_draws(
     model: PreTrainedModel, sources: dict[str, torch.Tensor], draws: torch.Tensor, temperature: float = 1.0
 ) -> torch.Tensor:
     """Token ids [B, K, T'] of K answers to each source, EOS included, -100 behind it. An answer without EOS within T

@@ -20,13 +20,12 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedConfig
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from constants import IGNORE_INDEX
 from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.modeling.decoding import Source
-from foundry.modeling.found_answers import AnswerFinder
+from foundry.modeling.found_answers import AnswerFinder, is_sharded
 from foundry.modeling.loss import STATISTICS, nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.modeling.segment_masks import SEGMENTS, side_by_side
@@ -194,7 +193,7 @@ def scored(
     config = trainer.model.config
     classes = None if trainer.args.predict_with_generate else trainer.class_label_ids
     size = len(inputs["input_ids"])
-    if not is_sharded(trainer):
+    if not is_sharded(trainer.model):
         positions = 0 if labels is None else labels.shape[1]
         if classes is not None:
             positions += int(classes.ne(IGNORE_INDEX).sum())
@@ -217,7 +216,7 @@ def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: Ans
     encoder's output, if it is known. find: that of the evaluation."""
     model, device = trainer.model, trainer.args.device
     own = model.generation_config
-    search = search_of(trainer)
+    search = _search_of(trainer)
     lengths = inputs["attention_mask"].sum(1).tolist()
     rows = [Source(ids[:length]) for ids, length in zip(inputs["input_ids"].tolist(), lengths, strict=True)]
     if encoded is not None:
@@ -225,7 +224,7 @@ def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: Ans
             row.encoded = output
     find = find or AnswerFinder(model, len(rows))
     find.slots = len(rows)
-    if not is_sharded(trainer):
+    if not is_sharded(model):
         longest = search.get("max_length") or own.max_length or 1
         beams = search.get("num_beams") or own.num_beams or 1
         source = inputs["input_ids"].shape[1]
@@ -239,12 +238,7 @@ def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: Ans
     return pad_sequence(written, batch_first=True, padding_value=model.config.pad_token_id)
 
 
-def is_sharded(trainer: Any) -> bool:
-    """Whether the weights are spread over the ranks."""
-    return is_deepspeed_zero3_enabled() or trainer.is_fsdp_enabled
-
-
-def search_of(trainer: Any) -> dict[str, Any]:
+def _search_of(trainer: Any) -> dict[str, Any]:
     """The arguments of `generate`, kept out of the model's generation_config, which every checkpoint saves."""
     search: dict[str, Any] = {"do_sample": False, "num_return_sequences": 1}
     if trainer.longest_answer is not None:

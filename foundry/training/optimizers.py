@@ -39,9 +39,13 @@ class AdamWRMSScaled(torch.optim.Optimizer):
             raise ValueError(f"lr {lr}, eps {eps} and betas {betas} must be at least 0, above 0, and in [0, 1)")
         self._whole = None  # if sliced: the model's tensor of each group
         if sliced:
-            groups = [group | {"params": [p]} for group in _as_groups(params) for p in group["params"]]
-            self._whole = [group["params"][0] for group in groups]
-            params = [group | {"whole": place} for place, group in enumerate(groups)]
+            self._whole = []
+            groups = []
+            for group in _as_groups(params):
+                for p in group["params"]:
+                    groups.append(group | {"params": [p], "whole": len(self._whole)})
+                    self._whole.append(p)
+            params = groups
         super().__init__(params, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, min_rms=min_rms))
 
     @torch.no_grad()
@@ -56,7 +60,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             return
-        rates = _sizes([self._whole[group["whole"]]] if self._whole else params, group["min_rms"])
+        whole = [self._whole[group["whole"]]] if self._whole else params
+        rates = _sizes(whole, group["min_rms"])
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
         if decay := group["lr"] * group["weight_decay"]:
@@ -68,7 +73,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
                 state.update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
             state["step"] += 1
             by_steps.setdefault(state["step"], []).append(place)
-        (beta1, beta2), together = group["betas"], self.together * params[0].is_cuda
+        beta1, beta2 = group["betas"]
+        together = self.together if params[0].is_cuda else 0
         for taken, places in by_steps.items():
             # torch's kernel adds eps to sqrt(v) after the bias correction, the class's rule before it.
             rule = dict(beta1=beta1, beta2=beta2, weight_decay=0.0, eps=group["eps"] / math.sqrt(1 - beta2**taken))
@@ -83,15 +89,17 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         for all tensors. It updates a single tensor in place; for several it computes unscaled steps, which are then
         scaled and added."""
         weights = [_here(p) for p in params]
-        gradients, counts = [_here(p.grad) for p in params], [count] * len(params)
-        moments = [[_here(self.state[p][name]) for p in params] for name in ("exp_avg", "exp_avg_sq")]
+        gradients = [_here(p.grad) for p in params]
+        means = [_here(self.state[p]["exp_avg"]) for p in params]
+        squares = [_here(self.state[p]["exp_avg_sq"]) for p in params]
+        counts = [count] * len(params)
         if len(params) == 1:
-            torch._fused_adamw_(weights, gradients, *moments, [], counts, lr=rates[0], **rule)
+            torch._fused_adamw_(weights, gradients, means, squares, [], counts, lr=rates[0], **rule)
             return
         sizes = [w.numel() for w in weights]
         steps = torch.zeros(sum(sizes), dtype=weights[0].dtype, device=weights[0].device).split(sizes)
         steps = [step.view_as(w) for step, w in zip(steps, weights, strict=True)]
-        torch._fused_adamw_(steps, gradients, *moments, [], counts, lr=1.0, **rule)
+        torch._fused_adamw_(steps, gradients, means, squares, [], counts, lr=1.0, **rule)
         torch._foreach_addcmul_(weights, steps, rates)
 
 
@@ -174,13 +182,17 @@ class MuonWithAdamW(AdamWRMSScaled):
 
     def __init__(self, params, matrices: set[int], lr=2e-2, momentum=0.95, **options):
         """matrices: id() of the tensors that Muon updates. Raises ValueError if none of `params` is among them."""
-        groups = _as_groups(params)
-        rest = [g | {"params": [p for p in g["params"] if id(p) not in matrices], "muon": False} for g in groups]
-        muon = [g | {"params": [p for p in g["params"] if id(p) in matrices], "muon": True} for g in groups]
-        muon = [group | {"momentum": momentum} for group in muon if group["params"]]
+        rest, muon = [], []
+        for group in _as_groups(params):
+            others = [p for p in group["params"] if id(p) not in matrices]
+            if others:
+                rest.append(group | {"params": others, "muon": False})
+            of_muon = [p for p in group["params"] if id(p) in matrices]
+            if of_muon:
+                muon.append(group | {"params": of_muon, "muon": True, "momentum": momentum})
         if not muon:
             raise ValueError("Muon is for matrices, and there is none among the parameters")
-        super().__init__([g for g in rest if g["params"]] + muon, lr=lr, **options)
+        super().__init__(rest + muon, lr=lr, **options)
 
     def _update_group(self, group: dict) -> None:
         if not group["muon"]:
@@ -189,11 +201,13 @@ class MuonWithAdamW(AdamWRMSScaled):
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             return
-        gradients, momentum = [p.grad for p in params], group["momentum"]
+        gradients = [p.grad for p in params]
+        momentum = group["momentum"]
+        buffers = []
         for p in params:
             if not self.state[p]:
                 self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        buffers = [self.state[p]["momentum_buffer"] for p in params]
+            buffers.append(self.state[p]["momentum_buffer"])
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         directions = torch._foreach_lerp(gradients, buffers, momentum)  # Nesterov's
         if group["weight_decay"]:
@@ -205,8 +219,11 @@ class MuonWithAdamW(AdamWRMSScaled):
         for stack in _stacks(wide):
             steps = orthogonalised(torch.stack([wide[i] for i in stack]), dtype).float()
             steps *= torch.stack([rates[i] for i in stack])[:, None, None]
-            turned = [s if params[i].shape == s.shape else s.mT for i, s in zip(stack, steps, strict=True)]
-            torch._foreach_sub_([params[i] for i in stack], turned)
+            chosen = [params[i] for i in stack]
+            turned = []
+            for p, step in zip(chosen, steps, strict=True):
+                turned.append(step if p.shape == step.shape else step.mT)
+            torch._foreach_sub_(chosen, turned)
 
 
 def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
@@ -215,8 +232,12 @@ def _stacks(matrices: list[torch.Tensor]) -> list[list[int]]:
     by_shape = {}
     for place, matrix in enumerate(matrices):
         by_shape.setdefault(matrix.shape, []).append(place)
-    sizes = {shape: max(1, _STACK // shape.numel()) for shape in by_shape}
-    return [p[i : i + sizes[shape]] for shape, p in by_shape.items() for i in range(0, len(p), sizes[shape])]
+    stacks = []
+    for shape, places in by_shape.items():
+        together = max(1, _STACK // shape.numel())
+        for start in range(0, len(places), together):
+            stacks.append(places[start : start + together])
+    return stacks
 
 
 def layer_matrices(model: torch.nn.Module) -> set[int]:
@@ -272,7 +293,9 @@ def learning_rate_factor(
         if name == "constant_with_warmup":
             return 1.0
         progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-        shape = 0.5 * (1.0 + math.cos(math.pi * progress)) if name == "cosine" else 1.0 - progress
+        shape = 1.0 - progress
+        if name == "cosine":
+            shape = 0.5 * (1.0 + math.cos(math.pi * progress))
         return floor + (1.0 - floor) * shape
 
     return factor

@@ -30,7 +30,7 @@ from foundry.corpora.chunks import EpochSampler, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.preemption import SIGNALS
-from foundry.training.rows_read import RowsRead, end_of_pass, saved_rows, steps_left, steps_of_rest
+from foundry.training.rows_read import RowsRead, end_of_pass, saved_rows, steps_of_rest, steps_to_come
 
 
 class TrainingRows:
@@ -176,7 +176,7 @@ class TrainingRows:
         if args.max_steps > 0:
             return args.max_steps
         pass_ = global_batch_size(args), self.rows_of_pass, self.has_whole_batches
-        return step_saved(checkpoint) + steps_left(self.place_at(checkpoint), args.num_train_epochs, *pass_)
+        return step_saved(checkpoint) + steps_to_come(self.place_at(checkpoint), args.num_train_epochs, *pass_)
 
     def find_place(self, checkpoint: str | None) -> None:
         """Finds where the training begins. Where Trainer, which counts steps of the size that they have now, would

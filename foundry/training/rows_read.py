@@ -1,7 +1,7 @@
 """How many rows a run has read, and where in a pass it is: counted in rows, since a resumed run may have other batches.
 
     read = saved_rows(checkpoint, step=12, batch=16, rows=1_024, whole=True)
-    left = steps_left(read, passes=1.0, batch=16, rows=1_024, whole=True)
+    left = steps_to_come(read, passes=1.0, batch=16, rows=1_024, whole=True)
 
 A pass over the rows of a pre-training has only whole global batches (`whole`); the last batch of a fine-tuning's pass
 may be a short one.
@@ -55,7 +55,7 @@ def steps_of_rest(read: RowsRead, batch: int, rows: int, whole: bool) -> int:
     return math.ceil((end - read.of_epoch) / batch)
 
 
-def steps_left(read: RowsRead, passes: float, batch: int, rows: int, whole: bool) -> int:
+def steps_to_come(read: RowsRead, passes: float, batch: int, rows: int, whole: bool) -> int:
     """Steps until a run of this many passes ends."""
     per_pass = steps_of_rest(RowsRead(), batch, rows, whole)
     if not read.of_epoch:

@@ -119,7 +119,7 @@ class CheckpointWriter:
                 for callback in trainer.feature_callbacks:
                     if hasattr(callback, "write"):
                         callback.write(aside)
-            trainer.save_model(str(aside))
+            trainer.save_model(str(aside), _internal_call=True)
         finally:
             self.is_saving = False
         if not self.args.save_only_model:

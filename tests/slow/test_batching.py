@@ -18,7 +18,7 @@ from foundry.corpora.chunks import EpochSampler, row_lengths
 from foundry.model_t5 import set_attention
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.modeling.segment_masks import enable_packing
-from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator, share_out, train_collator
+from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator, assign_to_rows, train_collator
 
 
 class FilledRowsTest(parameterized.TestCase):
@@ -166,7 +166,7 @@ class PackingTest(parameterized.TestCase):
         ([8, 8], [1, 1], lambda s, t: s + t, [[0], [1]]),
     )
     def test_examples(self, sources, targets, cost, expected):
-        self.assertEqual(share_out(sources, targets, cost), expected)
+        self.assertEqual(assign_to_rows(sources, targets, cost), expected)
 
     @parameterized.parameters(range(5))
     def test_every_example_is_in_one_row_and_whole(self, seed):

@@ -223,7 +223,7 @@ class SignalAfterTrainingTest(TestCase):
         out, trainer = self.folder / when.replace(" ", "_"), pre_train_t5.T5Trainer
 
         def save(self, output_dir=None, _internal_call=False):
-            if output_dir.endswith("model"):  # not a checkpoint
+            if not _internal_call:
                 signal.raise_signal(signal.SIGTERM)
             save_model(self, output_dir, _internal_call)
 
@@ -261,18 +261,20 @@ class FullDiskTest(TestCase):
 
     def test_the_best_checkpoint(self):
         out, trainer = self.folder / "best", pre_train_t5.T5Trainer
-        evaluate, write = trainer.evaluate, trainer._save_optimizer_and_scheduler
+        evaluate, write = trainer.evaluate, saving.save_optimizer
 
         def best_at_four(self, *args, **kwargs):
             return evaluate(self, *args, **kwargs) | {"eval_loss": {2: 3.0, 4: 1.0, 6: 2.0}[self.state.global_step]}
 
-        def full_at_four(self, output_dir):
-            if self.state.global_step == 4:
+        def full_at_four(own, folder):
+            if own.state.global_step == 4:
                 raise FULL
-            write(self, output_dir)
+            write(own, folder)
 
-        patched = dict(evaluate=best_at_four, _save_optimizer_and_scheduler=full_at_four)
-        with mock.patch.multiple(trainer, **patched):
+        with (
+            mock.patch.object(trainer, "evaluate", best_at_four),
+            mock.patch.object(saving, "save_optimizer", full_at_four),
+        ):
             state, *_ = self.run_script(out, "--load_best_model_at_end", "--save_total_limit", "9")
         self.assertEqual(self.steps_saved(out), [2, 6])
         self.assertEqual(state["best_model_checkpoint"], str(out / "checkpoint-2"))

@@ -151,8 +151,8 @@ INSIDES = [
     # an evaluation that a stopped run had to leave out is made by the run that resumes; until Trainer offers the step's
     # end by itself
     (["foundry/trainer_t5"], ["_maybe_log_save_evaluate"], "of Trainer"),
-    # random numbers in a checkpoint that we write ourselves; until Trainer offers it publicly
-    (["foundry/training/saving"], ["_save_rng_state"], "of Trainer"),
+    # model and random numbers in a checkpoint that we write ourselves; until Trainer offers this publicly
+    (["foundry/training/saving"], ["_internal_call", "_save_rng_state"], "of Trainer"),
     # the same losses; until the same
     (["foundry/training/saving"], ["_globalstep_last_logged"], "of Trainer"),
     # answers of our own loop follow the settings of generate by its own processors; until they are public

@@ -18,7 +18,7 @@ from foundry.common.reports import read_json
 from foundry.model_t5 import build_config, create_model, set_attention
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
-from foundry.runs.speed import Batches, Choice, Job, choose, decide_speed, use_speed
+from foundry.runs.speed import BatchLengths, SpeedChoice, TrainingJob, choose_settings, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
@@ -32,9 +32,11 @@ def arguments(given: dict | None = None, **changes) -> PreTrainingArguments:
     return args
 
 
-def chosen(gpu: str | None, given: dict | None = None, launcher: Launcher | None = None, **job) -> dict[str, Choice]:
+def chosen(
+    gpu: str | None, given: dict | None = None, launcher: Launcher | None = None, **job
+) -> dict[str, SpeedChoice]:
     args = arguments(given, assume_gpu=gpu)
-    choices = choose(find_gpu(args), Job(**JOB | job), args, launcher or Launcher(cores=16))
+    choices = choose_settings(find_gpu(args), TrainingJob(**JOB | job), args, launcher or Launcher(cores=16))
     return {choice.name: choice for choice in choices}
 
 
@@ -145,13 +147,16 @@ class ChoiceTest(parameterized.TestCase):
     def test_a_given_attention_wins(self):
         args = arguments(assume_gpu="h200")
         args.given |= {"attn_implementation"}
-        found = choose(find_gpu(args), Job(**JOB | dict(attention="eager")), args, Launcher())
-        self.assertIn(Choice("attn_implementation", "eager", "given"), found)
+        found = choose_settings(find_gpu(args), TrainingJob(**JOB | dict(attention="eager")), args, Launcher())
+        self.assertIn(SpeedChoice("attn_implementation", "eager", "given"), found)
 
     def test_longt5_keeps_its_own_attention(self):
         config = mock.Mock(wraps=BASE, model_type="longt5")
         args = arguments({"per_device_train_batch_size": 32}, assume_gpu="h200")
-        found = {c.name: c.value for c in choose(find_gpu(args), Job(**JOB | dict(config=config)), args, Launcher())}
+        found = {
+            c.name: c.value
+            for c in choose_settings(find_gpu(args), TrainingJob(**JOB | dict(config=config)), args, Launcher())
+        }
         self.assertEqual((found["attn_implementation"], found["torch_compile"]), ("sdpa", False))
 
     @parameterized.parameters(
@@ -180,8 +185,10 @@ class ChoiceTest(parameterized.TestCase):
             output_dir=str(self.folder), report_to="none", dry_run=True, assume_gpu="rtx3090", torch_compile_mode=mode
         )
         args.optim, args.given = "adafactor", frozenset({"torch_compile_mode"} if mode else ())
-        job = Job(**JOB | dict(config=config, weights=parameter_shapes(config)))
-        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher())}["micro-batch"]
+        job = TrainingJob(**JOB | dict(config=config, weights=parameter_shapes(config)))
+        found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher())}[
+            "micro-batch"
+        ]
         self.assertEqual(found.value, micro_batch)
         self.assertEqual("cannot accumulate gradients" in found.reason, mode is not None)
 
@@ -191,13 +198,15 @@ class ChoiceTest(parameterized.TestCase):
         model = create_model(build_config("tiny", 256, SHAPE))
         model.requires_grad_(False)
         matrix = model.decoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(True)
-        job = speed.job_of(model, Batches(64, 16, shapes=1), steps=100, checkpoint=None, attention=None)
+        job = speed.job_of(model, BatchLengths(64, 16, shapes=1), steps=100, checkpoint=None, attention=None)
         whole = sum(p.numel() for p in model.parameters())
         self.assertEqual((job.weights, job.frozen), ([tuple(matrix.shape)], whole - matrix.numel()))
         config, args = build_config("t5-v1_1-xxl", None), arguments(assume_gpu="h100")
         args.optim, trained = optim, [(4096, 16)] * 700
-        job = Job(**JOB | dict(config=config, weights=trained, frozen=11_135_332_352))
-        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher(cores=16))}["micro-batch"]
+        job = TrainingJob(**JOB | dict(config=config, weights=trained, frozen=11_135_332_352))
+        found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher(cores=16))}[
+            "micro-batch"
+        ]
         self.assertIn("by the memory plan; the global batch stays", found.reason)
 
     @parameterized.parameters(
@@ -237,7 +246,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
         config = build_config("mini", None)
-        job = Job(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
+        job = TrainingJob(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.given = "adamw_rms_scaled", frozenset()
         with (
@@ -282,8 +291,8 @@ class ChoiceTest(parameterized.TestCase):
         gpu = dict(dry_run=True, assume_gpu=job.pop("gpu")) if "gpu" in job else {}
         args = FineTuningArguments(output_dir=str(self.folder), report_to="none", **gpu, **flags or {})
         args.optim, args.given = "adamw_rms_scaled", frozenset(flags or ())
-        job = Job(**JOB | dict(shapes=0, packable=True) | job)
-        found = {choice.name: choice for choice in choose(find_gpu(args), job, args, Launcher(cores=2))}
+        job = TrainingJob(**JOB | dict(shapes=0, packable=True) | job)
+        found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher(cores=2))}
         if packing is None:
             self.assertNotIn("packing", found)
         else:
@@ -382,7 +391,7 @@ class AppliedTest(parameterized.TestCase):
             mock.patch.object(torch._C, "_accelerator_setAllocatorSettings") as allocator,
         ):
             before = vars(args).copy()
-            decided = decide_speed(Job(**JOB), args)
+            decided = decide_speed(TrainingJob(**JOB), args)
             self.assertEqual(vars(args), before, "deciding changes nothing")
             use_speed(decided, model, args)
         args = args.replaced(**decided.flags(args))

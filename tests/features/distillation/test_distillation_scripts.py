@@ -25,7 +25,7 @@ from features.distillation.teacher import load_teacher, loss_term
 from foundry.model_t5 import load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
-from foundry.training.drawn_answers import uniform_numbers, write_answers
+from foundry.training.drawn_answers import answers_of_draws, uniform_numbers
 
 NEAR = dict(rtol=1e-4, atol=1e-6)
 
@@ -92,7 +92,7 @@ class OnPolicyTest(TestCase):
         tokens = OnPolicyCallback(trainer, how, own_loss).begin_step([batch])
         draws = uniform_numbers(4, [(2, 3), (2, 5)], 1, 5)
         names = ("input_ids", "attention_mask")
-        drawn = write_answers(student, {name: batch[name][:2] for name in names}, draws)[:, 0]
+        drawn = answers_of_draws(student, {name: batch[name][:2] for name in names}, draws)[:, 0]
         torch.testing.assert_close(batch["labels"][:2], drawn)
         self.assertTrue(bool(batch["labels"][2].eq(IGNORE_INDEX).all()))
         self.assertEqual(int(tokens), int(drawn.ne(IGNORE_INDEX).sum()))

@@ -20,7 +20,7 @@ from foundry.modeling.forms import FORMS
 from foundry.modeling.layers import checkpoint_blocks_only
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.runs.memory import Launcher, activation_bytes
-from foundry.runs.speed import Batches, job_of, needed_bytes, reserve_of
+from foundry.runs.speed import BatchLengths, job_of, needed_bytes, reserve_of
 
 ROOT = Path(constants.__file__).parent
 
@@ -110,7 +110,7 @@ class LowRankMemoryTest(parameterized.TestCase):
             add_low_rank(model, 16, "base")
         args = FineTuningArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.activation_checkpointing = "adamw_torch", True
-        job = job_of(model, Batches(512, 128, 0), steps=-1, checkpoint=None, attention=None)
+        job = job_of(model, BatchLengths(512, 128, 0), steps=-1, checkpoint=None, attention=None)
         attention, sizes = ("eager" if "gemma" in name else "sdpa"), {}
         for form in FORMS:
             sizes[form] = needed_bytes(job, args, Launcher(), 8, attention, True, form)

@@ -30,7 +30,7 @@ from foundry.features import Features
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
-from foundry.training.drawn_answers import uniform_numbers, write_answers
+from foundry.training.drawn_answers import answers_of_draws, uniform_numbers
 from tasks.row_source import tasks_of
 from tasks.tasks import TaskData, Tasks
 
@@ -94,7 +94,7 @@ def drawn_batch(model, method: Method, step: int, rows: int, reference=None) -> 
     draws = uniform_numbers(3, [(step, row) for row in range(rows)], method.samples, method.longest)
     draws = torch.cat([draws, torch.full_like(draws[:, :1], torch.nan)], dim=1) if greedy else draws
     sources = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    answers = write_answers(model, sources, draws, method.temperature)
+    answers = answers_of_draws(model, sources, draws, method.temperature)
     rewards = torch.tensor([[reward_of(answer) for answer in row] for row in rows_of(answers)])
     batch |= dict(answers=answers[:, : method.samples], rewards=rewards[:, : method.samples])
     batch |= dict(greedy=rewards[:, -1]) if greedy else {}
@@ -252,7 +252,7 @@ class AnswersTest(parameterized.TestCase):
         draws = uniform_numbers(7, [(2, 4), (2, 0), (2, 9)], 3, longest)
         draws[:, 2] = torch.nan
         batch = padded_sources(sources, model.config.pad_token_id)
-        answers = write_answers(model, batch, draws, temperature)
+        answers = answers_of_draws(model, batch, draws, temperature)
         self.assertTrue(model.training)
         ends = np.atleast_1d(model.generation_config.eos_token_id).tolist()
         model.eval()
@@ -268,10 +268,10 @@ class AnswersTest(parameterized.TestCase):
                     written.append(int(logits.argmax()) if np.isnan(at) else place)
                 self.assertEqual(answer, tuple(written))
         torch.manual_seed(5)
-        one = write_answers(model, padded_sources(sources[1:2], model.config.pad_token_id), draws[1:2], temperature)
+        one = answers_of_draws(model, padded_sources(sources[1:2], model.config.pad_token_id), draws[1:2], temperature)
         self.assertEqual(rows_of(one)[0], rows_of(answers)[1])
         with mock.patch("foundry.training.drawn_answers.rows_to_generate", return_value=1):
-            apart = write_answers(model, batch, draws, temperature)
+            apart = answers_of_draws(model, batch, draws, temperature)
         self.assertEqual(rows_of(apart), rows_of(answers))
 
     def test_numbers_of_a_row_depend_on_seed_step_and_row_alone(self):
@@ -286,7 +286,7 @@ class AnswersTest(parameterized.TestCase):
         compute_loss_in_forward(model)
         draws = uniform_numbers(0, [(0, row) for row in range(100)], 200, LONGEST)
         batch = {name: values for name, values in batch_of(100).items() if name != "labels"}
-        found = [answer for row in rows_of(write_answers(model, batch, draws)) for answer in row]
+        found = [answer for row in rows_of(answers_of_draws(model, batch, draws)) for answer in row]
         chances = log_probabilities_of_all(model).exp().tolist()
         for chance, answer in sorted(zip(chances, map(tuple, ANSWERS), strict=True), reverse=True)[:40]:
             error = (chance * (1 - chance) / len(found)) ** 0.5
