@@ -81,16 +81,16 @@ def described_time(trainer: Any, steps: int, flops: Any) -> str | None:
         return None
     if args.dry_run:
         batch = next(iter(trainer.get_train_dataloader()))
-        lengths = batch["input_ids"].shape[1], batch["labels"].shape[1]
-        flops = flops(*lengths) if callable(flops) else flops
+        if callable(flops):
+            flops = flops(batch["input_ids"].shape[1], batch["labels"].shape[1])
     if gpu is None and find_launcher(args).sharding == "ddp":
-        seconds, how = step_timed(trainer, batch, flops), "here, timed in this dry run"
-        how += ", uncompiled: compiled it is less" if args.torch_compile else ""
+        seconds = step_timed(trainer, batch, flops)
+        how = "here, timed in this dry run"
+        if args.torch_compile:
+            how += ", uncompiled: compiled it is less"
     elif gpu is not None and peaks_of(gpu.name):
-        seconds, how = (
-            step_on_paper(trainer.model, args, gpu.name, flops),
-            f"on paper, at {MFU:.0%} of the {gpu.name}'s peak",
-        )
+        seconds = step_on_paper(trainer.model, args, gpu.name, flops)
+        how = f"on paper, at {MFU:.0%} of the {gpu.name}'s peak"
     else:
         return None
     return f"{human_time(steps * seconds)} {how}; without evaluating and saving"

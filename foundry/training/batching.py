@@ -105,15 +105,19 @@ def assign_to_rows(
     """
     lengths = np.stack([sources, targets], axis=1)
     order = longest_first(lengths[:, 0])
-    room, best, least = np.array([round_up(max(sources)), max(targets)]), [], math.inf
+    room = np.array([round_up(max(sources)), max(targets)])
+    best: list[list[int]] = []
+    least = math.inf
     while True:
-        left, rows = np.tile(room, (len(order), 1)), [[] for _ in order]
+        left = np.tile(room, (len(order), 1))
+        rows: list[list[int]] = [[] for _ in order]
         for number in order.tolist():
             row = int((left >= lengths[number]).all(axis=1).argmax())  # an empty row always fits
             left[row] -= lengths[number]
             rows[row].append(number)
         rows = [row for row in rows if row]
-        total = len(rows) * cost(*(round_up(int(used)) for used in (room - left).max(axis=0)))
+        source, target = (room - left).max(axis=0)
+        total = len(rows) * cost(round_up(int(source)), round_up(int(target)))
         if total < least:
             best, least = rows, total
         if room[1] >= lengths[:, 1].sum():

@@ -15,7 +15,7 @@ import random
 import socket
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -343,12 +343,24 @@ _CHANGES_LATER_STEPS = (
 def check_same_flags(*groups: object) -> None:
     """UserError in every process unless all were started with the same flags. Values that are paths may differ between
     nodes. groups: the parsed dataclasses."""
-    values = {name: value for group in groups for name, value in vars(group).items()}
-    given = [name for group in groups for name in getattr(group, "given", ())]
-    names = {*gather_object(given)} - {*_OF_A_NODE}
-    shown = {f"--{name}": str(values.get(name)) for name in sorted(names) if not is_secret(name)}
-    compared = {name: "a file" if os.sep in value else value for name, value in shown.items()}
+    values = _values_of(groups)
+    given: list[str] = []
+    for group in groups:
+        given += getattr(group, "given", ())
+    compared = {}
+    for name in sorted({*gather_object(given)} - {*_OF_A_NODE}):
+        value = str(values.get(name))
+        if not is_secret(name):
+            compared[f"--{name}"] = "a file" if os.sep in value else value
     check_alike(compared, "start the run with the same flags on every node")
+
+
+def _values_of(groups: Iterable[object]) -> dict[str, Any]:
+    """{flag: value} of all these dataclasses."""
+    values: dict[str, Any] = {}
+    for group in groups:
+        values |= vars(group)
+    return values
 
 
 def check_resumed(
@@ -374,19 +386,23 @@ def check_resumed(
 
 def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str, str], groups: tuple) -> list[tuple]:
     """(what, in the run of the checkpoint, now) of all that must be equal, as far as that run has recorded it."""
-    run, now = run_of(checkpoint), {name: value for group in groups for name, value in vars(group).items()}
-    shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
+    run, now = run_of(checkpoint), _values_of(groups)
     flags, saved = run.get("arguments", {}), run.get("fingerprints", {})
+    shapes, asked = _flat(_recorded(Path(checkpoint) / "config.json")), _flat(config.to_dict())
     decisive = _DECISIVE
     if "objective" in now:  # pre-training
         decisive += DECIDES_PART  # a task's fingerprint covers only its training rows
     for group in groups:
-        decisive += (of_feature := tuple(getattr(group, "decisive", ())))
+        of_feature = tuple(getattr(group, "decisive", ()))
+        decisive += of_feature
+        fields = getattr(group, "__dataclass_fields__", {})
         if flags:  # a run from before the feature had what is its default now
-            fields = {name: field.default for name, field in getattr(group, "__dataclass_fields__", {}).items()}
-            flags = {name: fields[name] for name in of_feature if name in fields} | flags
-    keys = [key for name in _SHAPE for key in shapes if key.rpartition(".")[2] == name]
-    compared = [(f"the model's {key}", shapes[key], asked.get(key)) for key in keys]
+            flags = {name: fields[name].default for name in of_feature if name in fields} | flags
+    compared = []
+    for name in _SHAPE:
+        for key in shapes:
+            if key.rpartition(".")[2] == name:
+                compared.append((f"the model's {key}", shapes[key], asked.get(key)))
     if saved:
         # Without a validation text, a part of the training text is held out.
         had, has = ("yes" if "validation" in found else "no" for found in (saved, fingerprints))
@@ -405,8 +421,9 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
     compared += [(f"the contents of {name}", saved[name], fingerprints[name]) for name in contents]
     compared += [(f"--{name}", flags[name], now[name]) for name in decisive if name in flags and name in now]
     for folder, names in run.get("features", {}).items():  # one that has been deleted since has no flag now
-        gone = [name for name in names if flags.get(name) is not None and name not in now]
-        compared += [(f"--{name} of features/{folder}", flags[name], "no such flag") for name in gone]
+        for name in names:
+            if flags.get(name) is not None and name not in now:
+                compared.append((f"--{name} of features/{folder}", flags[name], "no such flag"))
     return compared
 
 
@@ -420,9 +437,14 @@ def _knew_a_folder_by_its_name(run: dict, now: dict) -> bool:
 
 def _flat(config: dict) -> dict:
     """{"a": 1, "encoder": {"a": 2}} -> {"a": 1, "encoder.a": 2}."""
-    parts = {key: _flat(value) for key, value in config.items() if isinstance(value, dict)}
-    nested = {f"{key}.{name}": value for key, part in parts.items() for name, value in part.items()}
-    return {key: value for key, value in config.items() if key not in parts} | nested
+    flat, nested = {}, {}
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            flat[key] = value
+            continue
+        for name, part in _flat(value).items():
+            nested[f"{key}.{name}"] = part
+    return flat | nested
 
 
 def run_of(checkpoint: str | None) -> dict:
@@ -509,6 +531,7 @@ def load_loss_state(folder: Path, rank: int, num_ranks: int) -> dict | None:
     if len(states) == num_ranks:
         return record_json(folder / f"loss_state_{rank}.json") | texts
     mean = {"running_loss": sum(state["running_loss"] for state in states) / len(states)}
-    for name in (name for name, value in states[0].items() if isinstance(value, list)):
-        mean[name] = np.mean([state[name] for state in states], axis=0).tolist()
+    for name, value in states[0].items():
+        if isinstance(value, list):
+            mean[name] = np.mean([state[name] for state in states], axis=0).tolist()
     return states[0] | mean | texts
