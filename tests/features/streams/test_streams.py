@@ -666,7 +666,8 @@ class ScriptTest(parameterized.TestCase):
         flags = ("--max_steps", "7", "--save_steps", "3", "--eval_steps", "5")
         seed = random.randrange(2**31)
         counts = torture.torture(self.workspace, "fine_tune_stream", 1, seed, show=lambda _: 0, flags=flags)
-        self.assertEqual((counts["kills"], counts["runs_compared"]), (1, 1), f"seed {seed}")
+        self.assertEqual(counts["kills"], 1, f"seed {seed}")
+        self.assertGreaterEqual(counts["runs_compared"], 1, f"seed {seed}")  # more where a run ends before its kill
 
     def test_workers_change_nothing(self):
         forks, fork = [], os.fork
