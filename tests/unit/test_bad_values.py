@@ -76,7 +76,7 @@ class EntryTest(parameterized.TestCase):
         (dict(hub="a/b"), r"hub 'a/b': must be \(name, configuration or None\)"),
         (dict(target_type=3), "target_type 3: must be a text"),
         (dict(eval_splits="validation"), "eval_splits 'validation': must be a list of texts"),
-        (dict(columns={"a": "text"}), r"columns \{'a': 'text'\}: must be \{column: answer, answers, number or boolean\}"),
+        (dict(columns={"a": "text"}), r"columns \{'a': 'text'\}: must be \{column: answer, answers, number or bool"),
         (dict(columns={"labels": "number"}), "columns .* are names of a batch. Rename with file_columns"),
         (dict(columns={"a": "number"}, tokenize=print), "columns .*: not with tokenize"),
     )
