@@ -72,19 +72,19 @@ def add_columns(task: Task, embedder: Embedder) -> None:
     numbered = task.args.tsv_header is False
     columns, renamed = {}, dict(task.entry.get("file_columns", {}))
     if embedder.score:
-        (name,) = further_columns(task, "score_column", [embedder.score])
+        (name,) = columns_beside_pairs(task, "score_column", [embedder.score])
         columns[embedder.score] = "number"
         if numbered:
             renamed[embedder.score] = int(name)
     if embedder.negative:
-        names = further_columns(task, "negative_column", comma_words(embedder.negative))
+        names = columns_beside_pairs(task, "negative_column", comma_words(embedder.negative))
         columns[embedder.negative] = "answers"
         renamed[embedder.negative] = [int(name) if numbered else name for name in names]
     more = {"columns": columns, "file_columns": renamed}
     task.entry = task.entry | {"metrics": embedder.metrics, "cuts_targets": True} | more
 
 
-def further_columns(task: Task, flag: str, names: list[str]) -> list[str]:
+def columns_beside_pairs(task: Task, flag: str, names: list[str]) -> list[str]:
     """The columns that a flag names. UserError for one that cannot be told from another."""
     of_pairs = [*column_names(task.args.source_column), *column_names(task.args.target_column)]
     for name in names:
