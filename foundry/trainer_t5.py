@@ -301,7 +301,8 @@ class T5Trainer(Seq2SeqTrainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         """Overrides Trainer to make the schedule as training/optimizers.py defines it."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = build_scheduler(self.args, optimizer or self.optimizer, num_training_steps)
+            optimizer, reached = optimizer or self.optimizer, self.rows.reached
+            self.lr_scheduler = build_scheduler(self.args, optimizer, num_training_steps, reached)
             self._created_lr_scheduler = True
         return self.lr_scheduler
 

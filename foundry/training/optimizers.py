@@ -15,7 +15,8 @@ from foundry.common.errors import UserError
 from foundry.common.processes import bf16_units, print_once
 from foundry.modeling.families import output_head
 
-OWN_SCHEDULES = ("cosine", "inverse_sqrt", "linear", "constant", "constant_with_warmup")
+DECAYING = ("cosine", "linear")  # to their floor, at the end of the run
+OWN_SCHEDULES = (*DECAYING, "inverse_sqrt", "constant", "constant_with_warmup")
 
 
 class AdamWRMSScaled(torch.optim.Optimizer):
@@ -273,8 +274,8 @@ def optimizer_class_and_kwargs(args, model: torch.nn.Module | None = None) -> tu
 
 
 def learning_rate_factor(
-    name: str, total_steps: int, warmup_steps: int, warmup_start: float = 0.0, floor: float = 0.0
-) -> Callable[[int], float]:
+    name: str, total_steps: float, warmup_steps: int, warmup_start: float = 0.0, floor: float = 0.0
+) -> Callable[[float], float]:
     """A function from the step to the learning rate, as a fraction of the peak.
 
     warmup_start: fraction at step 0, from which the warm-up rises linearly to 1 (nanoT5: 0.5); floor: fraction at the
@@ -283,7 +284,7 @@ def learning_rate_factor(
     """
     warmup = max(warmup_steps, 1)
 
-    def factor(step: int) -> float:
+    def factor(step: float) -> float:
         if name == "inverse_sqrt":
             return math.sqrt(warmup / max(step, warmup))
         if name == "constant":
@@ -308,9 +309,12 @@ def least_greedy_rate(args) -> float:
     return (args.lr_scheduler_kwargs or {}).get("min_lr", least)
 
 
-def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
+def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int, reached: tuple[int, float] | None = None):
     """The schedule of `--lr_scheduler_type`: by `learning_rate_factor` if it is one of OWN_SCHEDULES, else, or if
-    `--lr_scheduler_kwargs` are given, as transformers defines it."""
+    `--lr_scheduler_kwargs` are given, as transformers defines it.
+
+    reached: (step, share of the run's rows that are read by then), where a run of passes goes on with batches of
+    another size: our schedules that decay to an end do so over the rows, of which a step reads another share now."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:
         options: dict[str, Any] = {"mode": "max" if args.greater_is_better else "min"} if name in BY_METRIC else {}
@@ -318,8 +322,13 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int):
             options["min_lr"] = least_greedy_rate(args)
         return get_scheduler(name, optimizer, warmup_steps, total_steps, options | (args.lr_scheduler_kwargs or {}))
     start, floor = args.warmup_start_factor, args.final_learning_rate_factor
-    factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    if reached is None or name not in DECAYING:
+        factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    step_before, share = reached
+    whole = (total_steps - step_before) / max(1e-9, 1 - share)  # steps of a run with these batches from the beginning
+    factor = learning_rate_factor(name, whole, args.get_warmup_steps(round(whole)), start, floor)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(share * whole + step - step_before))
 
 
 def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, before: list[dict]) -> None:

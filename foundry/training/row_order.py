@@ -38,7 +38,8 @@ class TrainingRows:
     has come.
 
     begun_at: how far the run had come where this training begins, at step `begun_step`. goes_on_by_rows: whether
-    Trainer, which counts steps of the size that they have now, would begin elsewhere. trainer: the T5Trainer.
+    Trainer, which counts steps of the size that they have now, would begin elsewhere. reached: then, in a run of
+    passes, (`begun_step`, share of the run's rows that are read by then). trainer: the T5Trainer.
     """
 
     def __init__(self, trainer: Any, collator: OneShapeCollator | PackingCollator | None):
@@ -50,6 +51,7 @@ class TrainingRows:
         self.begun_at = RowsRead()
         self.begun_step = 0
         self.goes_on_by_rows = False
+        self.reached: tuple[int, float] | None = None
 
     @property
     def args(self) -> T5TrainingArguments:
@@ -183,7 +185,7 @@ class TrainingRows:
         begin elsewhere, it goes on by rows."""
         self.begun_at = self.place_at(checkpoint)
         self.begun_step = step_saved(checkpoint)
-        self.goes_on_by_rows = False
+        self.goes_on_by_rows, self.reached = False, None
         if checkpoint is None or not self.counts_rows:
             return
         batch, whole = global_batch_size(self.args), self.has_whole_batches
@@ -192,6 +194,9 @@ class TrainingRows:
         per_pass = max(1, steps_of_rest(RowsRead(), batch, self.rows_of_pass, whole))
         epoch, steps = divmod(self.begun_step, per_pass)
         self.goes_on_by_rows = (epoch, steps * batch) != (self.begun_at.epoch, self.begun_at.of_epoch)
+        if self.goes_on_by_rows and self.args.max_steps <= 0:
+            passes = self.begun_at.epoch + self.begun_at.of_epoch / self.rows_of_pass
+            self.reached = self.begun_step, passes / self.args.num_train_epochs
 
     def _rest_of_pass(self) -> Sampler:
         """The order of the rows that are left of the pass in which the training begins."""

@@ -483,6 +483,11 @@ class OtherBatchTest(parameterized.TestCase):
         state = read_json(self.out / "trainer_state.json")
         self.assertEqual((state["global_step"], state["epoch"]), (steps, 1.0))
         self.assertRegex(printed, f"resumed +checkpoint-2 has read 16 rows in 2 steps; {steps - 2} steps are left")
+        if script == "fine_tune" and step == 16 and not more:
+            lines = map(json.loads, (self.out / "metrics.jsonl").read_text().splitlines())
+            rates = {line["step"]: line["learning_rate"] for line in lines if "learning_rate" in line}
+            least = 5e-4  # the usual --final_learning_rate_factor
+            self.assertAlmostEqual(rates[3], 1e-3 * (1 - (1 - least) * 16 / len(rows)), delta=1e-9)
         self.assertEqual(read_json(self.out / f"checkpoint-{steps}" / "loss_state_0.json")["rows_read"]["of_epoch"], 0)
         if step == 16 and not more:
             resume["resume_from_checkpoint"] = "newest"

@@ -321,16 +321,26 @@ def _zero(stage: int) -> mock.Mock:
 
 
 class ScheduleTest(parameterized.TestCase):
-    def rates(self, steps, total=65_536, kind=PreTrainingArguments, **flags) -> list[float]:
+    def rates(self, steps, total=65_536, kind=PreTrainingArguments, reached=None, **flags) -> list[float]:
         """The learning rates at `steps` as a run with these flags would have them."""
         args = arguments(kind, **flags)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
-        scheduler = build_scheduler(args, optimizer, total)
+        scheduler = build_scheduler(args, optimizer, total, reached)
         return [scheduler.base_lrs[0] * scheduler.lr_lambdas[0](step) for step in steps]
 
     def assert_rates(self, found, expected):
         for one, other in zip(found, expected, strict=True):
             self.assertAlmostEqual(one, other, delta=6e-7)
+
+    @parameterized.parameters(0, 40, 0.1)
+    def test_a_run_of_passes_that_goes_on_with_twice_the_batch_decays_over_its_rows(self, warmup):
+        """100 of 200 steps, then 50 of twice as many rows: the rates of half as many steps from the beginning."""
+        flags = dict(learning_rate=1.0, final_learning_rate_factor=0.2, lr_scheduler_type="linear")
+        found = self.rates((100, 125, 150), 150, reached=(100, 0.5), warmup_steps=warmup, **flags)
+        self.assert_rates(found, self.rates((50, 75, 100), 100, warmup_steps=warmup, **flags))
+        self.assertEqual(
+            self.rates((100,), 150, reached=(100, 0.5), **flags | {"lr_scheduler_type": "constant"}), [1.0]
+        )
 
     def test_the_default_is_nanot5s_cosine(self):
         found = self.rates([0, 10_000, 20_000, 37_768, 65_536])
