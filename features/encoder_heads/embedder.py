@@ -84,8 +84,10 @@ class Embedder:
             return pairs
         known = has_text(inputs[self.negative])
         negatives = pairs.new_zeros(*known.shape, pairs.shape[-1])
-        if known.any():
-            negatives[known] = self.embed_answers(model, inputs[self.negative][known])
+        texts = inputs[self.negative][known]
+        if not len(texts):  # the processes that share a model's weights must read it equally often
+            texts = labels[:1]
+        negatives[known] = self.embed_answers(model, texts)[: known.sum()]
         return torch.cat([pairs, negatives], dim=1)
 
     def embed_answers(self, model: Any, ids: torch.Tensor) -> torch.Tensor:

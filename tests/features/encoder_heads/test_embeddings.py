@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import skipUnless
+from unittest import mock, skipUnless
 
 import numpy as np
 import pyarrow
@@ -85,6 +85,24 @@ class FormulasTest(parameterized.TestCase):
         wanted[0, 0, :2], wanted[0, 1, :3] = torch.tensor([5, 1]), torch.tensor([6, 7, 1])
         torch.testing.assert_close(batch["n"], wanted)
         self.assertEqual(collate(rows[1:])["n"].shape[:2], (1, 0))
+
+    @parameterized.parameters(0, 1, 3)
+    def test_the_model_is_read_equally_often(self, negatives):
+        """However many a batch has: processes among which the weights are spread would wait for each other."""
+        how, labels, calls = embedder(negative="n"), torch.tensor([[5, 1], [6, 1]]), []
+
+        def embed_texts(_model, ids, _mask):
+            calls.append(len(ids))
+            return drawn(len(ids), 8).requires_grad_()
+
+        object.__setattr__(how, "embed_texts", embed_texts)
+        further = torch.full((2, 2, 3), -100)
+        further.view(4, 3)[:negatives, 0] = 7
+        inputs = {"input_ids": labels, "attention_mask": labels, "n": further}
+        found = how.embed(mock.Mock(config=mock.Mock(pad_token_id=0)), inputs, labels)
+        self.assertEqual(calls, [2, 2, max(1, negatives)])
+        self.assertEqual(int(found[:, 2:].ne(0).any(-1).sum()), negatives)
+        found.sum().backward()
 
     def test_cosent(self):
         """log(1 + the sum of exp((cos j - cos i) / t)) over all i that are scored higher than j."""
