@@ -122,7 +122,7 @@ class HuggingFaceTest(TestCase):
         self.assertRegex(printed, "newest whole checkpoint, .*checkpoint-4")
 
     def test_an_export_that_fails_leaves_nothing(self):
-        with mock.patch("export_checkpoint.described", side_effect=UserError("the disk is full")):
+        with mock.patch("export_checkpoint.described_comparison", side_effect=UserError("the disk is full")):
             self.export(workspace() / "whole", code=2)
         self.assertEmpty(list(self.folder.iterdir()))
 

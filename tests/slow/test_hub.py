@@ -45,7 +45,7 @@ for constants in (huggingface_hub.constants, datasets.config):
     importlib.reload(constants)
 huggingface_hub.hf_api.api.endpoint = hub.url
 import fine_tune_t5, pre_train_t5
-from foundry.common.processes import answers
+from foundry.common.processes import is_answered
 from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.reading import read_any_rows
 
@@ -59,7 +59,7 @@ runs, flags = map(json.loads, sys.argv[1:])
 for script, *own in runs:
     if script == "stop":
         hub.stop()
-        answers.cache_clear()
+        is_answered.cache_clear()
     elif script == "rows":
         Path(f"{own[0].replace('/', '_')}.{own[1]}").write_text(json.dumps(texts(*own)))
     else:
