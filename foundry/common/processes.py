@@ -489,11 +489,11 @@ def in_background(work: Callable[[], object]) -> Future:
 
 
 def made_apart(make: Callable[[], Made]) -> Made:
-    """make(), computed in a thread that ends with it.
+    """make(), computed in a thread that ends with it: for a model that another thread asks later.
 
-    Of a model that a thread of its own asks later. On Linux the threads of torch's products (libgomp) wait for their
-    next product without sleeping only while a process has no more of them than cores. Each thread that has computed a
-    product has a set of its own, for as long as it lives: with two sets all small products take nearly twice as long.
+    On Linux the threads of torch's products (libgomp) wait for their next product without sleeping only while a process
+    has no more of them than cores. Each thread that has computed a product has a set of its own, for as long as it
+    lives: with two sets all small products take nearly twice as long.
     """
     return in_background(make).result()
 
