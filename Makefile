@@ -1,7 +1,6 @@
 # make demo   set up (without extras), then: tokenizer, pre-training and fine-tuning on built-in English, ending in three numbers and a picture
 # make check  set up, then: lint, format check and the unit tests
 # make test   set up, then: lint, format check and the whole test suite (no network, no GPU)
-# make test-more   set up, then: the tests of experiments/
 # make test-launchers   set up, then: every launcher x sharding x script on two processes
 # make torture   set up, then: 300 kills of runs of every kind, full disks, damaged checkpoints, wrong inputs (KILLS=300);
 #              and exported models under node (npm's Transformers.js)
@@ -30,7 +29,7 @@ OUTPUT := out/gpu
 # compiling all installed modules takes. So it must be allowed to keep it.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: findings setup setup-core lock check test test-more test-slurm demo gpu peers lint clean torture test-launchers
+.PHONY: findings setup setup-core lock check test test-slurm demo gpu peers lint clean torture test-launchers
 
 # $(call install,FILE,its parts): what FILE requires, unless that was installed since any part changed.
 define install
@@ -64,9 +63,6 @@ check: lint
 
 test: lint
 	$(PYTEST) $(ON_TWO_CORES)
-
-test-more: setup
-	$(PYTEST) $(ON_TWO_CORES) tests/experiments
 
 test-slurm: setup
 	@$(BIN)/python tests/support/slurm_cluster.py --check

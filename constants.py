@@ -69,7 +69,7 @@ MODEL_SHAPES = {
 }
 T5_VOCAB_SIZE = 32_128  # rows of the embedding when a built-in shape is used without a tokenizer of its own
 VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to a multiple of this, so that matrix units get whole tiles
-# `--attn_implementation`: transformers' two that are correct for T5 (flex_attention is not), and ours.
+# `--attn_implementation`: transformers' two that are correct for T5 (flex_attention is not).
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
 LEAST_VOCAB_SIZE = 300  # smallest --vocab_size of a new tokenizer

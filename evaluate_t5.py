@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from constants import DATASET_VALS, TASK_RECORD
+from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from features import of_evaluation, of_pre_training, task_features
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.own_pairs import OWN, names_own_pairs
@@ -62,7 +62,6 @@ from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprin
 from foundry.corpora.trained_text import earlier_run
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
-from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
@@ -115,7 +114,7 @@ class EvaluationArguments:
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=attention_names()
+        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
     )
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")

@@ -34,7 +34,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from constants import TASK_RECORD
+from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
 from features import BACKENDS, of_prediction
 from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
@@ -56,7 +56,6 @@ from foundry.common.whole_folders import told_if_full
 from foundry.corpora.preview import UNCUT, Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
-from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
@@ -92,7 +91,7 @@ class PredictionArguments:
     backend: str = option("transformers", "Library that generates.", choices=("transformers", *BACKENDS))
     bf16: bool = option(False, "Weights in bfloat16; autocast to it where they are held in fewer bytes.")
     attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=attention_names()
+        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
     )
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)

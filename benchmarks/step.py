@@ -29,12 +29,11 @@ from transformers import T5Config
 from benchmarks import measure
 from benchmarks.measure import NotAvailableError
 from benchmarks.scripts import ROOT, measure_apart, run_logged
-from constants import ATTENTION_IMPLEMENTATIONS
 from data_collator_t5 import T5DataCollator
 from foundry.common.errors import UserError
+from foundry.common.flags import AUTO
 from foundry.common.reports import read_json
 from foundry.model_t5 import set_dropout
-from foundry.modeling.attentions import attention_names
 from foundry.runs.speed import attention_on_a_cpu
 from foundry.trainer_t5 import set_up_step
 from foundry.training.optimizers import optimizer_class_and_kwargs
@@ -49,7 +48,6 @@ EXPECTED["H200"] = EXPECTED["H100"] | dict(plain=(255, 335), compile=(640, 775))
 GATE, FLOAT32_TOLERANCE = 2.0, 1e-2
 PEERS = ROOT / "out" / "peers"
 REFERENCE_ROWS = 8  # rows that the eager float32 reference computes at a time
-UPDATE = "update"  # name that a profile gives to clipping and the optimizer's step together
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ STEP_OPTIONS = dict(bf16_residual=False, keep_less=True, z_loss=0.0, loss_chunk_
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)
 PLAIN |= dict(optimizer="adamw_torch_fused", batch_factor=1, ours=False)
 _GRAPHS, _TUNED, _TWICE = dict(compile_mode="reduce-overhead"), dict(compile_mode="max-autotune"), dict(batch_factor=2)
-_OURS = dict(attention=attention_names()[-1], ours=True)
+_OURS = dict(attention=AUTO, ours=True)
 TOP = "batch_2x"  # the highest rung of the ladder; rungs on top of it are measured only if --rows names them
 # Our step and its strongest peers, then both with twice the batch.
 HEADLINE = ("ours", "eager", "compile", TOP, "peer_batch_2x", "peer_sdpa_batch_2x")
@@ -79,8 +77,8 @@ LADDER = (
     Rung("dropout_0", "plain", "no dropout, no cache of keys and values", dict(dropout=0.0, use_cache=False)),
     Rung("compile", "dropout_0", "torch.compile", dict(compile=True)),
     Rung("eager", "compile", "eager attention", dict(attention="eager")),
-    Rung("fused_attention", "eager", "t5_fused attention (CPU: as --speed)", _OURS),
-    Rung("ours", "fused_attention", "RMS-scaled AdamW", dict(optimizer="adamw_rms_scaled")),
+    Rung("our_step", "eager", "our loss and layers, attention as --speed", _OURS),
+    Rung("ours", "our_step", "RMS-scaled AdamW", dict(optimizer="adamw_rms_scaled")),
     Rung(TOP, "ours", "twice the batch", _TWICE),
     Rung("bf16_residual", "ours", "bfloat16 residual stream", dict(bf16_residual=True)),
     Rung("peer_batch_2x", "eager", "the peer above with twice the batch", _TWICE),
@@ -168,10 +166,9 @@ class TrainingStep:
         """The loss of one optimizer step, as Trainer makes it: loss, backward, clipping to 1.0, update."""
         loss = self.loss()
         loss.backward()
-        with torch.profiler.record_function(UPDATE):
-            torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         return loss.detach()
 
@@ -223,6 +220,11 @@ def check_gradients(row: dict, found: dict, expected: dict, tolerance: float) ->
 
 
 # ---------------------------------------------------------------- the ladder
+def attention_of(args: Namespace) -> str:
+    """The attention that --speed chooses on this device."""
+    return attention_on_a_cpu(args.source_length) if args.device.type == "cpu" else "sdpa"
+
+
 def first_steps(
     row: dict, rung: Rung, args: Namespace, config: T5Config, reference: Callable[[int], tuple], batch: int
 ) -> TrainingStep:
@@ -230,8 +232,8 @@ def first_steps(
     function of the batch alone. ArithmeticError if gradients differ from the reference by more than it allows."""
     settings = settings_of_rung(rung.name, args.alone)
     settings["compile"] &= args.compile
-    if settings["attention"] not in ATTENTION_IMPLEMENTATIONS and args.device.type == "cpu":
-        settings["attention"] = attention_on_a_cpu(args.source_length)
+    if settings["attention"] == AUTO:
+        settings["attention"] = attention_of(args)
     batches, expected = measure.random_batches(config, batch, args.source_length, 4, args.device), reference(batch)
     if args.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(args.device)  # without the peak of the reference's memory

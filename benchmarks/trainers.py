@@ -34,7 +34,6 @@ from foundry.common.errors import UserError
 from foundry.common.processes import cores_here
 from foundry.corpora.chunks import ChunkDataset
 from foundry.model_t5 import flops_per_sequence
-from foundry.modeling.attentions import attention_names
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.modeling.segment_masks import enable_packing
 from foundry.runs.speed import MOST_WORKERS, PREFETCHED, BatchLengths, decide_speed, job_of, use_speed
@@ -80,17 +79,17 @@ PRE_TRAINING = {
 }
 _SORTED = "the same, --train_sampling_strategy group_by_length, padded to a batch's longest row"
 _BY_LENGTH = dict(train_sampling_strategy="group_by_length")
-_FAST = dict(ours=True, attention=attention_names()[-1])
 _LEAN = dict(bf16_residual=True, torch_compile=True)
 _COMPILED = "the same, padded to one length, --torch_compile, bf16 residual stream"
+_COMPILED_BY_US = dict(compiled=True, ours=True)
 _GRAPHS = _LEAN | dict(torch_compile_mode="reduce-overhead")
 FINE_TUNING = {
     "run_glue_like": Way("Seq2SeqTrainer, rows in random order, all padded to --source_length", "all", dropout=0.1),
     "by_length": Way(_SORTED, "batch", _BY_LENGTH, dropout=0.1),
     "packing": Way("T5Trainer, --packing true", "packs", dropout=0.1, ours=True),
-    "t5_fused": Way("the same, --dropout_rate 0 --attn_implementation t5_fused", "packs", **_FAST),
-    "compiled": Way(_COMPILED, "all", flags=_LEAN, compiled=True, **_FAST),
-    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", "all", flags=_GRAPHS, compiled=True, **_FAST),
+    "dropout_0": Way("the same, --dropout_rate 0", "packs", ours=True),
+    "compiled": Way(_COMPILED, "all", flags=_LEAN, **_COMPILED_BY_US),
+    "cuda_graphs": Way("the same, --torch_compile_mode reduce-overhead", "all", flags=_GRAPHS, **_COMPILED_BY_US),
 }
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from foundry.features import Feature, TaskFeature
-    from foundry.modeling.attentions import Attention
     from foundry.modeling.families import Family
     from foundry.modeling.weights import Adapter
     from foundry.objectives.objective import Objective
@@ -116,12 +115,6 @@ def _t5gemma2() -> "Family":
     return T5GEMMA_2
 
 
-def _fused_attention() -> "Attention":
-    from experiments.fused_attention.attention import kernel_of
-
-    return kernel_of
-
-
 def _low_rank_folder() -> "Adapter":
     from features.lora.low_rank import LowRankFolder
 
@@ -129,7 +122,6 @@ def _low_rank_folder() -> "Adapter":
 
 
 MORE_FAMILIES: "dict[str, Callable[[], Family]]" = {"t5gemma": _t5gemma, "t5gemma2": _t5gemma2}  # by model_type
-ATTENTIONS: "dict[str, Callable[[], Attention]]" = {"t5_fused": _fused_attention}  # by --attn_implementation
 ADAPTERS: "list[Callable[[], Adapter]]" = [_low_rank_folder]  # folders of what was trained beside a checkpoint
 
 

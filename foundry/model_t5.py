@@ -35,7 +35,7 @@ from transformers import (
     T5Config,
 )
 
-from constants import MODEL_SHAPES, T5_VOCAB_SIZE
+from constants import ATTENTION_IMPLEMENTATIONS, MODEL_SHAPES, T5_VOCAB_SIZE
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value
@@ -45,7 +45,6 @@ from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features
-from foundry.modeling.attentions import attention_names, register_attention
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from foundry.modeling.fewer_layers import leave_out_layers
 from foundry.modeling.forms import bytes_of, number_of, reads_as_saved
@@ -125,9 +124,8 @@ def check_options(
     for option in family.lacks:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
-    if attention not in (None, *(family.attentions or attention_names())):
+    if attention not in (None, *(family.attentions or ATTENTION_IMPLEMENTATIONS)):
         refuse_lacking(config, "attn_implementation", f"--attn_implementation {attention}")
-    register_attention(attention)
     if packed:
         refuse_lacking(config, "packing", packed)
 
@@ -392,7 +390,6 @@ def _prepared(model: PreTrainedModel, is_new: bool = False) -> PreTrainedModel:
 def set_attention(model: PreTrainedModel, name: str) -> None:
     """Gives every layer this attention. transformers 5.17 leaves out encoder and decoder, which read a copy of the
     model's configuration."""
-    register_attention(name)
     for part in (model, *stacks(model)):
         part.set_attn_implementation(name)
 

@@ -96,7 +96,7 @@ T5GEMMA = T5Gemma(
 )
 T5GEMMA_2 = T5Gemma2(
     "T5Gemma 2, text only",
-    _LACKS | {"attn_implementation": "t5_fused is T5's relative bias: give sdpa or eager"},
+    _LACKS,
     attentions=("eager", "sdpa"),
     **_HAS,
 )

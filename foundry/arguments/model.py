@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from constants import LEAST_VOCAB_SIZE, MODEL_SHAPES
+from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 from foundry.common.flags import check_rules, check_value, option, refuse
-from foundry.modeling.attentions import attention_names
 
 # Limits of a newly trained tokenizer: its letters need room beside the sentinels.
 LEAST_VOCABULARY = dict(at_least=LEAST_VOCAB_SIZE, unit="(100 of them are sentinels)", at_most=2**21)
@@ -36,7 +35,7 @@ class ModelArguments:
         None, "Dropout rate. Not set: 0 in pre-training, else the model's.", at_least=0, below=1
     )
     attn_implementation: str | None = option(
-        None, "Attention of every layer; some need dropout 0.", choices=attention_names(), auto=True
+        None, "Attention of every layer; some need dropout 0.", choices=ATTENTION_IMPLEMENTATIONS, auto=True
     )
 
 

@@ -15,6 +15,11 @@ from foundry.common.words import did_you_mean
 
 AUTO = "auto"  # value of a flag of the type int | str | None: what it stands for is found, and recorded as a number
 MOST = 10**9  # upper bound of every number that has none of its own: more than any run can use
+# {(flag, value that it no longer has): what to do}
+GONE_VALUES = {
+    ("attn_implementation", "t5_fused"): "is gone, and its checkpoints are those of every attention: give sdpa (commit "
+    "5a850dc7 was the last to have it)",
+}
 # {bound of a number: (its sign in --help, function that says whether a value keeps it)}
 BOUNDS = {
     "at_least": (">=", operator.ge),
@@ -67,7 +72,8 @@ def check_value(name: str, value: Any, limits: dict) -> None:
                 _check_bounds(name, item, {"at_most": MOST}, limits.get("unit"))
         choices = limits.get("choices", [item])
         if item not in choices:
-            raise UserError(f"--{name} {item}: must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}")
+            advice = f"must be one of {', '.join(choices)}{did_you_mean(str(item), choices)}"
+            raise UserError(f"--{name} {item}: {GONE_VALUES.get((name, item), advice)}")
 
 
 def _check_bounds(name: str, number: float, bounds: dict, unit: str | None) -> None:

@@ -1,6 +1,6 @@
 """Bytes that each GPU holds and sends when it trains a T5, calculated from the model's shape, and bytes that it has.
 
-    stored = activation_bytes(config, batch=32, source=512, target=114, attention="t5_fused", bf16=True)
+    stored = activation_bytes(config, batch=32, source=512, target=114, attention="sdpa", bf16=True)
     states = state_bytes("zero2", config, shapes, "adamw_torch", processes=64, bf16=True)
     sent = communication_bytes("fsdp2", parameters, processes=64)
     check_before_data(model, args)                     # UserError if memory or disk is too small for the run
@@ -219,7 +219,7 @@ def activation_bytes(
     keeps_less: with the layers of modeling/recomputed.py, whose masks of `dropout` are counted; otherwise without
     dropout.
 
-    attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" and "t5_fused" instead keep the output, a
+    attention: "eager" keeps the weights [B, H, Q, K] of every layer; "sdpa" instead keeps the output, a
     log-sum [B, H, Q] and the bias [1, H, Q, K]. on_cpu: a CPU's autocast leaves the softmax of bfloat16 scores in
     bfloat16, where a GPU's computes it in float32; and oneDNN packs operands of bfloat16 products into blocks that suit
     the CPU's instructions, at most as much as the layers' largest matrix holds, and PRODUCT_BUFFERS. chunk: target

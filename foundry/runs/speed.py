@@ -18,11 +18,10 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel, T5Config
 
-from features import ATTENTIONS
+from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from foundry.common.processes import bf16_units, lacks_compiler, triton_lacks
 from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
-from foundry.modeling.attentions import Case
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.forms import FORMS, weight_bytes
 from foundry.modeling.learning import Learning, held
@@ -242,18 +241,14 @@ def _attention(gpu: Gpu | None, job: TrainingJob, _args, _launcher: Launcher, _c
     if family.attentions is not None:
         return job.attention, f"{family.names}'s own"
     if job.earlier and (gpu is None or gpu.is_recent):
-        return job.earlier.get("attn_implementation") or job.attention, RESUMED
+        earlier = job.earlier.get("attn_implementation")
+        if earlier in ATTENTION_IMPLEMENTATIONS:  # of a run before that named one which is gone, the model's
+            return earlier, RESUMED
+        return job.attention, RESUMED
     if gpu is None:
         most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
         return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
     return "sdpa", "transformers' fastest"
-
-
-def _encoder_case(job: TrainingJob, device: torch.device, bf16: bool) -> Case:
-    """What the attention kernel of the encoder must support, over whole rows."""
-    padded = job.shapes != 1 or job.packed is not None
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    return Case(device, dtype, (job.source, job.source, job.config.num_heads, job.config.d_kv), (padded, True), False)
 
 
 def attention_on_a_cpu(source: int) -> str:
@@ -438,10 +433,6 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Spe
         return speed
     (choices,) = broadcast_object_list([choose_settings(gpu, job, args, launcher)])
     values = {choice.name: choice.value for choice in choices}
-    name = values["attn_implementation"]
-    if (load := ATTENTIONS.get(name)) and not (job.dropout or args.assume_gpu):
-        kernel = load()(_encoder_case(job, args.device, values["bf16"]))
-        choices = [replace(c, reason=f"{c.reason}; kernel {kernel}") if c.value == name else c for c in choices]
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
     chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)

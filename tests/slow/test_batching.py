@@ -95,7 +95,7 @@ class CollatorTest(parameterized.TestCase):
         found = train_collator(made(rows), SimpleNamespace(train_batch_size=4, **flags), make_model())
         self.assertEqual(found and (found.source_length, found.target_length, found.rows), shape)
 
-    @parameterized.parameters("eager", "sdpa", "t5_fused")
+    @parameterized.parameters("eager", "sdpa")
     def test_rows_without_an_example_change_nothing(self, attention):
         """Each sees one token: a softmax over none is nan, and a nan in one row reaches all weights."""
         rows = ragged_rows(3, seed=0)
@@ -185,7 +185,7 @@ class PackingTest(parameterized.TestCase):
             self.assertEqual(set(batch["labels"][row][targets == 0].tolist()) - {IGNORE_INDEX}, set())
         self.assertCountEqual(found, [(row["input_ids"], row["labels"]) for row in rows])
 
-    @parameterized.product(attention=("eager", "sdpa", "t5_fused"), filling=(0, 3))
+    @parameterized.product(attention=("eager", "sdpa"), filling=(0, 3))
     def test_loss_and_gradients_are_those_of_the_padded_batch(self, attention, filling):
         rows = ragged_rows(9, seed=0)
         filled = FilledRows(Dataset.from_list(rows), filling, EpochSampler(9, seed=1))

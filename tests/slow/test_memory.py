@@ -156,7 +156,7 @@ class ActivationsTest(parameterized.TestCase):
 
     @parameterized.parameters("square", "long", "deep decoder")
     def test_a_kernel_that_keeps_no_weights(self, shape):
-        """On a CPU sdpa has such a kernel for a bias without gradient, which is what t5_fused hands over on a GPU."""
+        """On a CPU sdpa has such a kernel for a bias without gradient, which masked rows have."""
         batch, source, target, changes = SHAPES[shape]
         config = small_config(**changes)
         model = create_model(config, "sdpa").train()

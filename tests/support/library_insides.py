@@ -79,20 +79,6 @@ INSIDES = [
     # T5Gemma 2 is saved under the names with which Trainer resumes it, a wrapped checkpoint under the names of a plain
     # one; until transformers 5.17 is no longer supported and a resume needs no renaming
     (["features/gemma/t5gemma", "foundry/modeling/loading"], ["_weight_conversions"], "of a model"),
-    # the kernels return no gradient of T5's position bias through the public function, or slowly; until
-    # scaled_dot_product_attention returns that gradient at the same speed
-    (
-        ["experiments/fused_attention/library"],
-        [
-            "_scaled_dot_product_cudnn_attention",
-            "_scaled_dot_product_cudnn_attention_backward",
-            "_efficient_attention_forward",
-            "_efficient_attention_backward",
-            "_scaled_dot_product_flash_attention_for_cpu",
-            "_scaled_dot_product_flash_attention_for_cpu_backward",
-        ],
-        "of torch.ops.aten",
-    ),
     # another forward pass; weights, names and hooks stay as they are; until transformers lets a model's loss, and T5's
     # bias, be replaced; model.loss_function still needs all logits
     (

@@ -111,8 +111,9 @@ class FamiliesTest(parameterized.TestCase):
         for kind, family in families().items():
             config = SimpleNamespace(model_type=kind)
             if family.attentions is not None:
-                with self.assertRaisesRegex(ValueError, "--attn_implementation t5_fused: "):
-                    check_options(config, "t5_fused")
+                for attention in {"eager", "sdpa"} - {*family.attentions}:
+                    with self.assertRaisesRegex(ValueError, f"--attn_implementation {attention}: "):
+                        check_options(config, attention)
             for option in family.lacks.keys() & {"bf16_residual", "torch_compile"}:
                 with self.assertRaisesRegex(ValueError, f"--{option}: .*not .*{kind} models"):
                     check_options(config, training_args=SimpleNamespace(**{option: True}))

@@ -491,7 +491,6 @@ class LoadingTest(ModelTest):
 
     @parameterized.named_parameters(
         ("sdpa", dict(attn_implementation="sdpa"), {}, "--attn_implementation sdpa: LongT5's encoder has attention of"),
-        ("t5_fused", dict(attn_implementation="t5_fused"), {}, "--attn_implementation t5_fused: LongT5's encoder has"),
         ("compile", {}, dict(torch_compile=True), "--torch_compile: not for longt5"),
         ("packing", {}, "--packing documents", "--packing documents: LongT5's encoder takes no mask"),
     )

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from absl.testing import parameterized
 from transformers import T5Config
 
+from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.model_t5 import create_model
-from foundry.modeling.attentions import attention_names
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.modeling.segment_masks import enable_packing, segment_mask
 
@@ -37,7 +37,7 @@ T5X = {
 
 
 class ReferenceTest(parameterized.TestCase):
-    @parameterized.product(version=["v1_0", "v1_1"], rows=["padded", "packed"], attention=attention_names())
+    @parameterized.product(version=["v1_0", "v1_1"], rows=["padded", "packed"], attention=ATTENTION_IMPLEMENTATIONS)
     def test_loss_and_gradients_are_t5x_s(self, version, rows, attention):
         own = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False) if version == "v1_1" else {}
         shape = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=2, dropout_rate=0.0, vocab_size=40)

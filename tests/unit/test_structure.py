@@ -33,7 +33,7 @@ LINES = (
     {"foundry.trainer_t5"},
     {"foundry.runs"},
     {"tasks", "tools"},
-    {"features", "experiments"},
+    {"features"},
     {"benchmarks"},
 )
 FILES = {path.stem: path for path in sorted(ROOT.glob("*.py")) if path.stem != "__init__"}

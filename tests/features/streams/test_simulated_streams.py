@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 from absl.testing import parameterized
-
 from benchmarks.stream import BATCH, CHARACTERS, WINDOW, simulated
+
 from foundry.common.errors import UserError
 
 

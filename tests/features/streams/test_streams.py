@@ -18,13 +18,13 @@ import pyarrow
 import pyarrow.parquet
 import torture
 from absl.testing import parameterized
+from benchmarks.stream import simulated
 from helpers import call, run_main
 from transformers import AutoTokenizer
 
 import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
-from benchmarks.stream import simulated
 from constants import DATASET_VALS
 from features.streams import TaskStreams, blocks
 from features.streams import lanes as streams
