@@ -2,13 +2,10 @@
 
     python -m benchmarks gpu --output out/gpu --train_file my_text.txt     # make gpu: the first minutes on a new GPU
     python -m benchmarks step --rows all --model base           # the training step, rung by rung
-    python -m benchmarks profile                                # where the time of a step goes
     python -m benchmarks memory                                 # what a step keeps for its backward pass, in bytes
     python -m benchmarks classifier                             # an epoch and an evaluation of a classification task
     python -m benchmarks collator                               # the last line's JSON has "ratio", at least 10
     python -m benchmarks answers                                # tokens of answers, beside generate and CTranslate2
-    python -m benchmarks stream --ranks 64 --workers 8 --files 64    # rows read over used, repeats, unseen share
-    python -m benchmarks plan --model xl --nodes 8 --gpus 8     # memory, speed, sharding, checkpoints on paper
 
 On a CPU both sides of a comparison run in one process, in the order A B A B; on a GPU each is a process of its own.
 Medians are reported. The script needs torch, transformers and numpy (and triton on a GPU); it names a missing peer or
@@ -36,19 +33,13 @@ import transformers
 from benchmarks import (
     answers,
     inputs,
-    kernels,
     memory,
-    mistakes,
-    plan,
     scripts,
     serve,
     step,
-    step_profile,
-    stream,
     trainers,
 )
 from benchmarks.measure import TIME_IS_UP, full_name, rows_as_table
-from constants import HARDWARE_PEAKS, OPTIMIZERS
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
@@ -56,8 +47,6 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import bf16_units, run_script
 from foundry.common.reports import aligned_cells, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
-from foundry.modeling.attentions import attention_names
-from foundry.runs.duration import MFU
 from tools.seed_scores import draw_scores
 
 
@@ -87,12 +76,6 @@ PARTS = {
         dict(rows="headline"),
         step.chosen_rungs,
     ),
-    "profile": Part(
-        step_profile.measure_profile,
-        "where the time of a training step goes, by kind, beside the least it can take",
-        dict(rows="ours"),
-        step.chosen_rungs,
-    ),
     "trainer": Part(
         trainers.measure_trainer,
         "pre-training through the real Trainer, data loader and optimizer",
@@ -109,25 +92,6 @@ PARTS = {
         "an epoch and an evaluation of a classification task against run_glue's set-up",
         dict(source_length=128, batch=32, rounds=3),  # 128: run_glue's --max_seq_length, to which it pads every row
     ),
-    "kernels": Part(
-        kernels.measure_kernels, "every attention kernel against float64, and T5's attention beside FlexAttention"
-    ),
-    "pre_train": Part(scripts.measure_pre_train, "pre_train_t5.py, its curve beside nanoT5's"),
-    "mistakes": Part(
-        mistakes.measure_mistakes,
-        "four mistakes of transformers as it comes, beside what is right",
-        dict(model="t5-v1_1-small", source_length=512, batch=2),
-    ),
-    "from_scratch": Part(
-        mistakes.measure_from_scratch,
-        "the loss of a model from scratch, here and by transformers' Trainer as it comes",
-        dict(model="t5-v1_1-small", steps=300),
-    ),
-    "plan": Part(
-        plan.make_plan,
-        "memory per GPU, communication and speed of a large run, on paper",
-        dict(model="t5-v1_1-xl", batch=16, source_length=512),
-    ),
     "answers": Part(
         answers.measure_answers,
         "answers a second of our loop beside transformers' generate and CTranslate2",
@@ -138,19 +102,11 @@ PARTS = {
         "answers a second of predict_t5.py --serve for 1, 8 and 64 clients, beside a plain handler",
         dict(examples=256),
     ),
-    "stream": Part(
-        stream.measure_stream,
-        "what all data workers of a stream read, and in which order the text comes, simulated",
-        dict(megabytes=512.0),
-    ),
 }
 # The command gpu: {--part: (command, its flags, share of --minutes after which it begins nothing new)}, in this order.
 SUITE = {
-    "kernels": ("kernels", {}, 0.1),
-    "headline": ("step", dict(rows="headline"), 0.46),
-    "trainer": ("trainer", {}, 0.62),
-    "profile": ("profile", {}, 0.7),
-    "pre_train": ("pre_train", {}, 0.95),
+    "headline": ("step", dict(rows="headline"), 0.5),
+    "trainer": ("trainer", {}, 0.75),
     "sustained": ("step", dict(rows="ours,eager", rounds=2, sustained=180.0), 1.0),
     "classifier": ("classifier", {}, 1.0),
     "step": ("step", dict(rows="all"), 1.0),
@@ -175,9 +131,8 @@ class BenchmarkArguments:
     _argument_group_name = "benchmark"
     _usual = (
         "output part device rounds batch source_length model bf16 minutes compile apart rows steps sustained megabytes "
-        "examples train_file nanot5 fat5 ranks workers files nodes gpus gpu optim"
+        "examples train_file nanot5 fat5"
     )
-    _groups = {"plan": "nodes gpus gpu link network disk accumulation attention optim mfu"}
     _usage = "command [--flag value ...]\n" + aligned_cells(
         [["  gpu", ", ".join(SUITE)], *([f"  {name}", part.help] for name, part in PARTS.items())]
     )
@@ -186,7 +141,7 @@ class BenchmarkArguments:
     part: str | None = option(None, f"Of gpu: only one of {', '.join(SUITE)}.", choices=tuple(SUITE))
     device: str | None = option(None, "Not set: the GPU if there is one; of gpu always that.", choices=("cuda", "cpu"))
     rounds: int | None = option(None, "Turns A B A B; their median counts.", at_least=1)
-    batch: int | None = option(None, "Sequences of a batch; of plan: of a micro-batch on one GPU.", at_least=1)
+    batch: int | None = option(None, "Sequences of a batch.", at_least=1)
     source_length: int | None = option(None, "Tokens of a source.", at_least=3, unit="(a kept token, a sentinel, EOS)")
     model: str | None = option(None, "Shape: tiny, mini, small ... xxl, or a folder with a config.json.")
     bf16: bool | None = option(None, "bfloat16 autocast. Not set: on a GPU.")
@@ -195,31 +150,18 @@ class BenchmarkArguments:
     apart: bool | None = option(None, "Each row of step and trainer in a process of its own. Not set: on a GPU.")
     rows: str | None = option(
         None,
-        f"Of step and profile: headline, all, or some of {', '.join(step.RUNGS)}; "
+        f"Of step: headline, all, or some of {', '.join(step.RUNGS)}; "
         f"of trainer: all, or some of {', '.join(trainers.PRE_TRAINING)}.",
     )
-    steps: int | None = option(None, "Steps timed together in a turn; of from_scratch: all.", at_least=1)
+    steps: int | None = option(None, "Steps timed together in a turn.", at_least=1)
     sustained: float = option(0.0, "Seconds that a rung goes on after its turns; the second half counts.", at_least=0)
     peak_tflops: float | None = option(None, "Of a matrix product: MFU is relative to it. Not set: measured.", above=0)
     alone: bool = option(False, "Puts a rung on the lowest one, not on all below it.")
     megabytes: float | None = option(None, "Size of the text.", above=0)
     examples: int | None = option(None, "Rows of the classification task; sources of answers.", at_least=1)
-    train_file: list[str] | None = option(None, "Text to tokenise and to pre-train on. Not set: made here.")
+    train_file: list[str] | None = option(None, "Text to tokenise. Not set: made here.")
     nanot5: str | None = option(None, "Folder of a checkout of nanoT5: its collator, model and optimizer are peers.")
     fat5: str | None = option(None, "Folder of a checkout of FAT5 (flashT5): its model and optimizer are a peer.")
-    ranks: int = option(64, "Of stream.", at_least=1)
-    workers: int = option(8, "Of stream: data workers of a rank.", at_least=1)
-    files: int = option(64, "Of stream.", at_least=1)
-    nodes: int = option(1, "Machines.", at_least=1)
-    gpus: int = option(8, "GPUs of a machine.", at_least=1)
-    gpu: str = option("H200", "Of the plan.", choices=tuple(HARDWARE_PEAKS))
-    link: float | None = option(None, "GB/s between GPUs of a machine. Not set: as HARDWARE_PEAKS has it.", above=0)
-    network: float | None = option(None, "GB/s between machines, for each GPU. Not set: the same.", above=0)
-    disk: float = option(2.0, "GB/s at which a process writes a checkpoint, assumed.", above=0)
-    accumulation: int = option(1, "Micro-batches of a step.", at_least=1)
-    attention: str = option("sdpa", "Of the plan.", choices=attention_names())
-    optim: str = option("adamw_torch", "Of the plan.", choices=OPTIMIZERS)
-    mfu: float = option(MFU, "MFU of one GPU without communication, assumed.", above=0, at_most=1)
 
 
 FLAGS = {flag.name: flag for flag in fields(BenchmarkArguments)}

@@ -13,7 +13,6 @@ import gc
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from operator import itemgetter
 from statistics import median
 from types import SimpleNamespace
@@ -32,14 +31,11 @@ from foundry.model_t5 import build_config, create_model, flops_per_sequence, is_
 from foundry.training.batching import MULTIPLE
 
 MATRIX = {"cuda": 8192, "cpu": 1024}  # rows and columns of the matrix product whose rate is the peak for MFU
-COPIED = {"cuda": 2**28, "cpu": 2**24}  # float32 numbers that memory_rate copies
 # {key of a row: its format} of the columns that are printed, in this order.
 COLUMNS = {
     "name": "{}",
     "what": "{}",
     "batch": "{}",
-    "checked": "{:,}",
-    "wrong": "{:,}",
     "megabytes_per_second": "{:.2f}",
     "chunks": "{:,}",
     "sequences_per_second": "{:,.1f}",
@@ -49,13 +45,9 @@ COLUMNS = {
     "tflops": "{:.3g}",
     "mfu": "{:.1%}",
     "sustained_sequences_per_second": "{:,.1f}",
-    "milliseconds": "{:,.2f}",
-    "least_milliseconds": "{:,.2f}",
-    "share": "{:.1%}",
     "peak_memory_gib": "{:.2f}",
     "kept_mib": "{:,.0f}",
     "weight_copies_mib": "{:,.0f}",
-    "worst_error": "{:.1e}",
     "first_steps_seconds": "{:.1f}",
     "gradient_error": "{:.1e}",
     "expected": "{}",
@@ -201,13 +193,6 @@ def product_rate(args: Namespace) -> float:
     if not args.peak_tflops:
         args.peak_tflops = peak_flops(args.device, torch.bfloat16 if args.bf16 else torch.float32) / 1e12
     return args.peak_tflops * 1e12
-
-
-def memory_rate(device: torch.device) -> float:
-    """Bytes/s, read and written, of a large copy within the device's memory; the fastest of ten."""
-    numbers = torch.ones(COPIED[device.type], device=device)
-    run = timed(partial(torch.empty_like(numbers).copy_, numbers))
-    return 8 * len(numbers) / min(run() for _ in range(10))
 
 
 class Ceiling:

@@ -1,7 +1,7 @@
 """Tests of `make gpu` without a GPU: its driver with parts that take no time, and what is left when it is stopped.
 
 The parts here are a script of a few lines in the place of benchmarks/__main__.py; the parts themselves run on a CPU in
-test_benchmark_t5.py and tests/unit/test_step_profile.py.
+test_benchmark_t5.py.
 """
 
 import contextlib
@@ -72,8 +72,8 @@ class DriverTest(parameterized.TestCase):
     def test_the_parts_run_in_order_and_a_rerun_goes_on(self):
         parts, printed = self.gpu(classifier="fail")
         self.assertEqual(list(parts), list(benchmark_t5.SUITE))
-        first = ["kernels", "headline", "trainer", "profile", "pre_train"]
-        self.assertEqual(list(parts)[:5], first)
+        first = ["headline", "trainer", "sustained", "classifier"]
+        self.assertEqual(list(parts)[:4], first)
         self.assertEqual([name for name, part in parts.items() if "error" in part], ["classifier"])
         self.assertRegex(
             parts["classifier"]["error"],
@@ -84,13 +84,13 @@ class DriverTest(parameterized.TestCase):
         words = files["headline"]["words"]
         self.assertEqual(words[:2] + words[words.index("--rows") :][:2], ["step", "--output", "--rows", "headline"])
         self.assertEqual(words[words.index("--device") + 1], "cuda")
-        self.assertNotIn("--peak_tflops", files["kernels"]["words"])
+        self.assertNotIn("--peak_tflops", files["headline"]["words"])
         for name in list(parts)[1:]:  # measured once, in the first part
             self.assertIn("--peak_tflops 700.0", " ".join(files[name]["words"]))
         minutes = [float(files[name]["words"][4]) for name in first]
-        self.assertAlmostEqual(minutes[0], 2.5, delta=0.2)
+        self.assertAlmostEqual(minutes[0], 12.5, delta=0.2)
         self.assertGreater(minutes[-1], 20, "what earlier parts did not use is left to later ones")
-        self.assertEqual((self.folder / "out" / "kernels.log").read_text(), "a line of the log\n")
+        self.assertEqual((self.folder / "out" / "headline.log").read_text(), "a line of the log\n")
 
         again, printed = self.gpu()
         self.assertEqual(printed.count("is there, measured"), len(parts) - 1)
@@ -98,11 +98,11 @@ class DriverTest(parameterized.TestCase):
         self.assertTrue((self.folder / "out" / "classifier.unfinished.json").exists())
 
         with mock.patch.dict(os.environ, ENVIRONMENT=json.dumps(environment_record() | {"git": {"commit": "other"}})):
-            _, printed = self.gpu("--part", "kernels")  # the file of this commit is taken
+            _, printed = self.gpu("--part", "headline")  # the file of this commit is taken
             self.assertIn("is there", printed)
-            (self.folder / "out" / "kernels.json").unlink()
-            self.gpu("--part", "kernels")
-        _, printed = self.gpu("--part", "kernels")  # the one of another commit is not
+            (self.folder / "out" / "headline.json").unlink()
+            self.gpu("--part", "headline")
+        _, printed = self.gpu("--part", "headline")  # the one of another commit is not
         self.assertNotIn("is there", printed)
 
     def test_one_part_has_all_the_time_and_is_stopped_after_it(self):

@@ -1,6 +1,7 @@
 """Pages of docs/ that repeat what the code says: tables that a command writes, and messages that scripts print."""
 
 import functools
+import math
 import re
 from pathlib import Path
 
@@ -8,15 +9,14 @@ import torch
 from absl.testing import parameterized
 
 import constants
-from benchmarks import __main__ as benchmark_t5
-from benchmarks.measure import benchmark_config, full_name
-from benchmarks.plan import make_plan
-from constants import MODEL_SHAPES
+from benchmarks.measure import benchmark_config, full_name, parameter_shapes
+from constants import HARDWARE_PEAKS, MODEL_SHAPES
 from data_collator_t5 import compute_input_and_target_lengths
 from foundry.common.reports import human_bytes, human_count
-from foundry.model_t5 import count_parameters, create_model
+from foundry.model_t5 import count_parameters, create_model, flops_per_sequence
 from foundry.modeling.families import output_head
-from foundry.runs.memory import activation_bytes
+from foundry.runs.duration import MFU, step_seconds
+from foundry.runs.memory import activation_bytes, communication_bytes
 
 ROOT = Path(constants.__file__).parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,14 +50,17 @@ class DocsTest(parameterized.TestCase):
     @parameterized.parameters(1, 10, 50, 500)
     def test_hours_over_a_text_are_the_plan_s(self, gigabytes):
         """As the text above the table of docs/pre_train.md says: 4 bytes a token, 16-bit tokens on disk, rows of 512
-        input tokens, DDP at the plan's rate."""
+        input tokens, 16 of them on each GPU under DDP."""
         tokens, cells = gigabytes / 4, [f"{gigabytes} GB", f"{gigabytes / 4:g} billion"]
         cells += ["`--streaming`", "none"] if gigabytes == 500 else ["cached", f"{2 * tokens:g} GB"]
         for gpu, count in (("RTX 4090", 1), ("H100", 1), ("H100", 8)):
-            flags = ["plan", "--device", "cpu", "--model", "base", "--gpu", gpu, "--gpus", str(count)]
-            rows = make_plan(benchmark_t5.settled_part(benchmark_t5.parse_command(flags)))["rows"]
-            rate = next(row["sequences_per_second"] for row in rows if row["name"] == "DDP")
-            hours = tokens * 1e9 / compute_input_and_target_lengths(512, 0.15, 3.0)[0] / rate / 3600
+            row, target = compute_input_and_target_lengths(512, 0.15, 3.0)
+            hardware, config = HARDWARE_PEAKS[gpu], benchmark_config("t5-v1_1-base")
+            weights = sum(map(math.prod, parameter_shapes(config)))
+            flops = 16 * flops_per_sequence(config, 512, target)
+            sent = communication_bytes("ddp", weights, count)
+            seconds = step_seconds(flops, weights, sent, hardware, 1e9 * hardware["link_gb_per_second"], MFU)["step"]
+            hours = tokens * 1e9 / row / (16 * count / seconds) / 3600
             cells.append(f"{float(f'{hours:.2g}'):g} h")
         page = (ROOT / "docs/pre_train.md").read_text(encoding="utf-8")
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
