@@ -14,7 +14,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EVERYTHING := $(filter-out requirements/lock.txt requirements/peers.txt requirements/llama_cpp.txt requirements/comet.txt,$(wildcard requirements/*.txt))
+EVERYTHING := $(filter-out requirements/lock.txt requirements/peers.txt requirements/llama_cpp.txt,$(wildcard requirements/*.txt))
 PYTEST := $(BIN)/python -m pytest
 ON_TWO_CORES := -n 3 --dist loadfile --no-loadscope-reorder
 DEMO := out/demo

@@ -43,12 +43,11 @@ def of_fine_tuning() -> "list[type[Feature]]":
 
 
 def of_evaluation() -> "list[type[Feature]]":
-    from features.comet import Comet
     from features.lora import HeldToAnswer
     from features.streams import EvaluatedStreams
     from features.win_rates import WinRates
 
-    return [Comet, HeldToAnswer, EvaluatedStreams, WinRates]
+    return [HeldToAnswer, EvaluatedStreams, WinRates]
 
 
 def of_prediction() -> "list[type[Feature]]":
