@@ -11,11 +11,10 @@ On a CPU both sides of a comparison run in one process, in the order A B A B; on
 Medians are reported. The script needs torch, transformers and numpy (and triton on a GPU); it names a missing peer or
 part and measures the others. Peers are the published files where --nanot5 names a checkout of nanoT5, otherwise
 stand-ins, which are named so. Prints tables, and JSON as the last line; --output writes the JSON as it grows, with
-hardware, versions and commit (or T5_FOUNDRY_COMMIT), and a picture. gpu writes a JSON for each part into a folder, and
+hardware, versions and commit (or T5_FOUNDRY_COMMIT). gpu writes a JSON for each part into a folder, and
 goes on where it was stopped.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -47,7 +46,6 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import bf16_units, run_script
 from foundry.common.reports import aligned_cells, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
-from tools.seed_scores import draw_scores
 
 
 # ---------------------------------------------------------------- parts
@@ -251,7 +249,6 @@ def run_suite(args: Namespace) -> dict:
             print(f"{name}: {result['error']}", flush=True)
         told[name] = {key: result[key] for key in ("error", "whole", "strongest_peer", "ratio") if key in result}
         results[name] = result
-        draw_ratios(args, results, folder / "gpu.png")
     return {"parts": told}
 
 
@@ -280,18 +277,6 @@ def save(args: Namespace, result: dict, whole: bool = False) -> None:
         write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)
 
 
-def draw_ratios(args: Namespace, results: dict[str, dict], picture: Path) -> None:
-    """The picture, where matplotlib is installed: each row's rate beside the strongest peer's."""
-    rows = [(part, row) for part, result in results.items() for row in result.get("rows", ())]
-    rows = [(part, row) for part, row in rows if "ratio" in row]
-    if len(rows) > 1:
-        gpu, commit = args.environment["hardware"]["gpu_name"], args.environment["git"]["commit"] or "?"
-        unit = f"times the strongest peer; {gpu or 'CPU'}, commit {commit[:8]}"
-        scores = {f"{part}: {row['name']}": (f"{row['ratio']:.3g}", [row["ratio"]]) for part, row in rows}
-        with contextlib.suppress(ImportError):
-            draw_scores(scores, picture, unit)
-
-
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it prints as its last line."""
@@ -305,8 +290,6 @@ def main(argv: list[str] | None = None) -> dict:
         with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
             result = run_part(part)
         save(part, result, whole=True)
-        if args.output:
-            draw_ratios(args, {args.command: result}, Path(args.output).with_suffix(".png"))
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

@@ -50,7 +50,6 @@ from foundry.runs.callbacks import (
     install_callbacks,
 )
 from tools import plot_runs
-from tools.seed_scores import draw_scores
 
 
 class Clock:
@@ -461,8 +460,6 @@ class CurvesTest(TestCase):
         lines = [line | {"eval_a$\\frac$": 0.5} for line in LINES]
         figure = draw_curves({"a": lines}, self.folder / "a.png", metrics=["eval_a$\\frac$"])
         self.assertEqual(figure.axes[1].get_title("left"), "a\\$\\frac\\$")
-        draw_scores({"m$\\frac$": ("t$\\frac$", [0.5])}, self.folder / "b.png", "score")
-        self.assertTrue((self.folder / "b.png").is_file())
 
     def test_names_of_folders_are_no_formulas(self):
         runs = {"sizes_$a_{": LINES, "$": LINES}

@@ -42,7 +42,7 @@ from foundry.common.flags import flag_limits
 from foundry.corpora.files import expand_files
 from foundry.corpora.reading import read_documents, read_rows
 from foundry.model_t5 import build_config, parse_overrides
-from tools import report_glue, sweep_t5
+from tools import sweep_t5
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("T5_FUZZ_SEED", "0"))
@@ -55,7 +55,6 @@ SCRIPTS = {
     "predict": predict_t5.DATACLASSES,
     "create_tokenizer": [create_tokenizer.TokenizerArguments],
     "export": [export_checkpoint.ExportArguments],
-    "report_glue": [report_glue.ReportArguments],
     "sweep": [sweep_t5.SweepArguments],
 }
 NUMBERS = "nan inf -inf 0 -1 1 2 0.5 1e308 1e20 -1e20 1e-308 100000000000000000000 0x10 1_0 many true".split() + [

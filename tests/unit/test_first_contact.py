@@ -243,15 +243,6 @@ class PrintedTest(parameterized.TestCase):
             warnings.formatwarning("\x1b[2J", UserWarning, "a.py", 3), "a.py:3: UserWarning: <U+001B>[2J\n"
         )
 
-    def test_a_benchmark_s_plan(self):
-        args = ["--model", "xxl", "--nodes", "4", "--link", "300", "--network", "12.5"]
-        result, _, text, _ = call(benchmark_t5.main, "plan", *args)
-        for line in text.splitlines()[:-1]:  # the last is JSON
-            self.assertLessEqual(len(line), 200 if "assumed" in line or "weights, on" in line else WIDTH, line)
-        self.assertIn("100 GB/s from GPU to GPU", text)
-        errors = call(benchmark_t5.main, "plan", "--link", "0")[3]
-        self.assertIn("--link 0.0: must be above 0", errors)
-
 
 class MachineTest(parameterized.TestCase):
     def test_a_mac_trains_on_its_cpu_without_a_flag(self):

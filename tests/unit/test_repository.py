@@ -25,8 +25,8 @@ ROOT = Path(constants.__file__).parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-# Scripts for this repository and its Makefile, for a recipe's data, or for whoever changes a kernel.
-NO_COMMANDS = {"residues", "house", "demo", "keep_flags", "check_attention"}
+# Scripts for this repository and its Makefile.
+NO_COMMANDS = {"house", "demo", "keep_flags"}
 
 
 def text(path: str) -> str:
