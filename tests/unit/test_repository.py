@@ -192,9 +192,9 @@ class HouseTest(parameterized.TestCase):
         "README.md": "Four words stand here.\n",
         "docs/use.md": "two words\n",
         "pre_train_t5.py": "import foundry.flags\n\ndef main(a, b):\n    return 1 if a and b else [c for c in b]\n",
-        "foundry/flags.py": "class Flags:\n    rows: int = option(1)\n    def decide(self):\n        self.found = 1\n",
-        "foundry/trainer_t5.py": "class T5Trainer(Trainer):\n    def log(self): ...\n    def of_ours(self): ...\n",
-        "tasks/rows.py": "def main(): ...\ndef rows(): ...\n",
+        "foundry/flags.py": "import tasks.rows\n\ndef rows():\n    return [1]\n",
+        "foundry/trainer_t5.py": "class T5Trainer(Trainer):\n    def log(self):\n        hasattr(self, 'a')\n",
+        "tasks/rows.py": "def main():\n    import foundry.flags\n\ndef rows(): ...\n",
         "features/one/__init__.py": "def rows(): ...\n",
         "tests/test_one.py": '"""Tests."""\nassert True\n',
     }
@@ -203,12 +203,14 @@ class HouseTest(parameterized.TestCase):
         ("words of README", 4),
         ("words of docs/ and ARCHITECTURE", 2),
         ("comprehensions in 100 statements of the core", f"{100 / 12:.1f}"),
-        ("attributes of flag classes assigned after parsing", 1),
-        ("public names in two modules", 1),
-        ("methods of Trainer that T5Trainer overrides", 1),
-        ("lines of code", 14),
+        ("lines of code", 16),
         ("lines of tests", 2),
-        ("modules, lines that `import pre_train_t5` loads", "2, 8"),
+        ("`hasattr`, `getattr` in trainer and training/", 1),
+        ("lines of the longest module of foundry/ and tasks/", 4),
+        ("files of the largest circle of imports", 2),
     )
     def test_the_figures_of_the_house(self, row, figure):
-        self.assertEqual(ROWS[row](House(self.FILES)), figure)
+        for name, text in self.FILES.items():
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / name).write_text(text)
+        self.assertEqual(ROWS[row](House(self.folder)), figure)

@@ -18,7 +18,6 @@ from transformers import Seq2SeqTrainer
 
 import constants
 from foundry.trainer_t5 import T5Trainer
-from tools.house import files_of, loaded
 
 ROOT = Path(constants.__file__).parent
 # Who may import whom: a line's files and folders import those of the lines above, and each other without a circle.
@@ -91,6 +90,29 @@ def defined(tree: ast.Module) -> set[str]:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
     return names
+
+
+def loaded(files: dict[str, str], start: str) -> set[str]:
+    """The files that importing `start` reads, from the imports outside of functions."""
+    modules = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in files}
+    found, todo = set(), [start]
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        nodes = list(ast.parse(files[name]).body)
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.unparse(node.test):
+                nodes += [*node.body, *node.orelse]
+            wanted = []
+            if isinstance(node, ast.Import):
+                wanted = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom) and node.module:
+                wanted = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            todo += [modules[module] for module in wanted if module in modules]
+    return found
 
 
 def is_private(name: object) -> bool:
@@ -233,7 +255,9 @@ class LightImportsTest(parameterized.TestCase):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.files = {name: text for name, text in files_of(None).items() if name.endswith(".py")}
+        folders = {path.parts[0] for path in (path.relative_to(ROOT) for path in FILES.values())}
+        paths = [path for folder in folders for path in (ROOT / folder).glob("**/*.py")] + [*ROOT.glob("*.py")]
+        cls.files = {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
 
     def libraries(self, start: str) -> set[str]:
         """What is no part of Python or of this project among the imports that reading a file runs."""
