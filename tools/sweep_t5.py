@@ -7,13 +7,18 @@
 The same command goes on where it stopped: a trial that was interrupted, or whose agent was killed, is taken up by the
 next agent, from its newest checkpoint if that holds the optimizer. The sweep's folder holds study.jsonl, Optuna's
 journal (`optuna-dashboard out/sweeps/glue_sst2/study.jsonl` draws it), and for each trial a folder, a .log and an .err
-file. The result of a trial is the best value that it logged. grid, random and bayes (TPE) are searched; what else a
-file asks for, such as hyperband, is refused by name, and `wandb agent` does it.
+file. The result of a trial is the best value that it logged. grid (in W&B's order), random and bayes (TPE) are
+searched; what else a file asks for, such as hyperband, is refused by name, and `wandb agent` does it.
+
+Agents begin trials one after the other, under a lock: a trial's values and its agent are in the journal before the next
+agent reads it, and each trial has a seed of its own.
 """
 
 import contextlib
 import dataclasses
+import errno
 import importlib
+import itertools
 import math
 import os
 import re
@@ -23,8 +28,8 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +51,22 @@ from foundry.common.words import did_you_mean
 from foundry.common.yaml_files import read_yaml
 
 if TYPE_CHECKING:
-    from optuna import Study
     from optuna.trial import FrozenTrial, Trial
 
 KEYS = ("program", "project", "entity", "name", "description", "command", "method", "metric", "parameters", "run_cap")
 METHODS = ("grid", "random", "bayes")
-KINDS = ("constant", "categorical", "int_uniform", "uniform", "log_uniform", "log_uniform_values", "q_uniform")
+# {distribution: the keys that its entry has in W&B's schema, beside "distribution"}
+KINDS = {
+    "constant": ("value",),
+    "categorical": ("values",),
+    "int_uniform": ("min", "max"),
+    "uniform": ("min", "max"),
+    "log_uniform": ("min", "max"),
+    "log_uniform_values": ("min", "max"),
+    "q_uniform": ("min", "max", "q"),
+}
+GRID_KINDS = ("constant", "categorical", "int_uniform", "q_uniform")
+MOST_EXPONENT = 700  # of log_uniform, whose ends are exponents of e: more overflows
 OWN_FLAGS = {"output_dir", "resume_from_checkpoint", "overwrite_output_dir"}  # set here for each trial
 WITH_WANDB = "`wandb sweep` and `wandb agent` do all that W&B knows"
 USUAL_COMMAND = ["${env}", "${interpreter}", "${program}", "${args}"]
@@ -113,6 +128,8 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
     """The Sweep of a file. output_dir: the sweep's folder; None for the one that the file names. UserError for anything
     wrong or not searched here."""
     try:
+        if not Path(path).is_file():  # reading a named pipe would wait for its writer
+            raise FileNotFoundError(errno.ENOENT, "no such file")
         file = read_yaml(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror} (the first argument must be a sweep file)") from None
@@ -127,7 +144,10 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
     metric = _metric(path, file)
     program = str(file.get("program"))
     words = file.get("command") or USUAL_COMMAND
-    words = [str(word) for word in (words if isinstance(words, list) else [words])]
+    words = words if isinstance(words, list) else [words]
+    if lists := [word for word in words if isinstance(word, list | dict)]:
+        raise UserError(f"{path}, command, {lists[0]!r:.80}: must be a word, as ${{args}} stands alone in its line")
+    words = [str(word) for word in words]
     if not any(word.startswith("${args") for word in words):
         raise UserError(f"{path}, command: all trials would be the same: add ${{args}} as a word of its list")
     if "${program}" in words and not Path(program).is_file():
@@ -140,7 +160,7 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
         goal=metric.get("goal", "minimize"),
         command=tuple(words),
         program=program,
-        run_cap=_number(f"{path}, run_cap", file.get("run_cap", math.inf)),
+        run_cap=_number(f"{path}, run_cap", file["run_cap"]) if "run_cap" in file else math.inf,
         environment={f"WANDB_{key.upper()}": str(file[key]) for key in ("project", "entity") if key in file},
         folder=folder,
         names_folder=names_folder,
@@ -154,8 +174,8 @@ def _check_choice(where: str, value: object, known: tuple[str, ...]) -> None:
 
 
 def _number(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise UserError(f"{where}: {value!r:.80} must be a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UserError(f"{where}: {value!r:.80} must be a finite number")
     return value
 
 
@@ -186,22 +206,52 @@ def _parameters(path: str, file: dict, program: str) -> dict[str, dict]:
         if known and flag not in known:
             raise UserError(f"{where}: no flag of {Path(program).name}{did_you_mean(str(name), known, most=2)}")
         entry = entry if isinstance(entry, dict) else {}
-        whole = all(isinstance(entry.get(key), int) for key in ("min", "max"))
-        guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if whole else "uniform"}
-        kind = entry.get("distribution") or next((guess for key, guess in guesses.items() if key in entry), None)
-        _check_choice(f"{where}, distribution", kind, KINDS)
-        if kind == "categorical" and not (isinstance(entry.get("values"), list) and entry["values"]):
-            raise UserError(f"{where}: {entry!r} must have a list of values")
-        for key in () if kind in ("constant", "categorical") else ("min", "max"):
-            _number(f"{where}, {key}", entry.get(key))
-        if kind not in ("constant", "categorical") and entry["min"] > entry["max"]:
-            raise UserError(f"{where}: min {entry['min']} is above max {entry['max']}")
-        if file["method"] == "grid" and kind not in ("constant", "categorical", "int_uniform", "q_uniform"):
-            raise UserError(f"{where}: method grid takes value, values, int_uniform and q_uniform, not {kind}")
+        kind = _kind(where, entry)
+        _check_entry(where, entry, kind)
+        if file["method"] == "grid" and kind not in GRID_KINDS:
+            raise UserError(f"{where}: method grid takes {', '.join(GRID_KINDS)}, not {kind}")
         if kind != "constant" and is_secret(str(name)):
             raise UserError(f"{where}: a secret cannot be searched for: give it as an environment variable")
         found[str(name)] = entry | {"distribution": kind}
     return found
+
+
+def _kind(where: str, entry: dict) -> str:
+    """The distribution of an entry, which follows from its keys where it is not named."""
+    whole = all(isinstance(entry.get(key), int) for key in ("min", "max"))
+    guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if whole else "uniform"}
+    kind = entry.get("distribution") or next((guess for key, guess in guesses.items() if key in entry), None)
+    _check_choice(f"{where}, distribution", kind, tuple(KINDS))
+    return kind
+
+
+def _check_entry(where: str, entry: dict, kind: str) -> None:
+    """UserError for a key that W&B does not know for this distribution, or that is not followed here, and for ends
+    between which nothing can be drawn."""
+    for key in entry:
+        if key not in ("distribution", *KINDS[kind]):
+            known = (*KINDS[kind], "distribution")
+            near = did_you_mean(str(key), known)
+            raise UserError(f"{where}, {key}: not of {kind}{near}; its keys: {', '.join(known)}; {WITH_WANDB}")
+    if kind == "constant" and "value" not in entry:
+        raise UserError(f"{where}: {entry!r} must have a value")
+    if kind == "categorical" and not (isinstance(entry.get("values"), list) and entry["values"]):
+        raise UserError(f"{where}: {entry!r} must have a list of values")
+    if kind in ("constant", "categorical"):
+        return
+    low, high = (_number(f"{where}, {key}", entry.get(key)) for key in ("min", "max"))
+    if low > high:
+        raise UserError(f"{where}: min {low} is above max {high}")
+    if kind == "int_uniform" and not (isinstance(low, int) and isinstance(high, int)):
+        raise UserError(f"{where}: min {low} and max {high} must be whole numbers for int_uniform")
+    if kind == "log_uniform_values" and low <= 0:
+        raise UserError(f"{where}, min {low}: must be above 0: its logarithm is drawn")
+    if kind == "log_uniform" and max(abs(low), abs(high)) > MOST_EXPONENT:
+        raise UserError(
+            f"{where}: {low} to {high} are exponents of e, at most {MOST_EXPONENT}; log_uniform_values has values"
+        )
+    if kind == "q_uniform" and _number(f"{where}, q", entry.get("q", 1)) <= 0:
+        raise UserError(f"{where}, q {entry['q']}: must be above 0")
 
 
 def _flags_of(program: str) -> set[str]:
@@ -233,27 +283,63 @@ def _choose_folder(path: str, name: object, words: list[str], output_dir: str | 
     return Path(folder), words, match is not None
 
 
-# ---------------------------------------------------------------- a trial
-def suggested(trial: "Trial", name: str, entry: dict) -> Any:
-    """The value of a flag that Optuna suggests by W&B's entry."""
+# ---------------------------------------------------------------- values
+def quantised(number: float, step: float) -> float:
+    """W&B's q_uniform: the nearest multiple of q, so 9 by 4 is 8."""
+    multiple = round(number / step) * step
+    return multiple if isinstance(multiple, int) else float(f"{multiple:.12g}")
+
+
+def suggest(trial: "Trial", name: str, entry: dict) -> None:
+    """Lets Optuna draw a flag's parameter by W&B's entry; `value_of` makes the flag's value of it."""
     kind, low, high = entry["distribution"], entry.get("min"), entry.get("max")
-    if kind == "constant":
+    if kind == "categorical":  # values may be lists and mappings, which Optuna does not store: their places are drawn
+        trial.suggest_categorical(name, list(range(len(entry["values"]))))
+    elif kind == "int_uniform":
+        trial.suggest_int(name, low, high)
+    elif kind == "log_uniform":
+        trial.suggest_float(name, math.exp(low), math.exp(high), log=True)
+    elif kind != "constant":
+        trial.suggest_float(name, low, high, log=kind == "log_uniform_values")
+
+
+def value_of(entry: dict, drawn: Any) -> Any:
+    """The value of a flag. drawn: Optuna's parameter, None for a constant."""
+    if entry["distribution"] == "constant":
         return entry["value"]
-    if kind == "categorical":
-        values = entry["values"]  # lists and mappings too, which Optuna does not store: their places are suggested
-        return values[trial.suggest_categorical(name, list(range(len(values))))]
-    if kind == "int_uniform":
-        return trial.suggest_int(name, low, high)
-    if kind == "log_uniform":
-        return trial.suggest_float(name, math.exp(low), math.exp(high), log=True)
-    if kind == "q_uniform":
-        step = entry.get("q", 1)
-        if all(isinstance(number, int) for number in (low, high, step)):
-            return trial.suggest_int(name, low, high, step=step)
-        return float(f"{trial.suggest_float(name, low, high, step=step):.12g}")
-    return trial.suggest_float(name, low, high, log=kind == "log_uniform_values")
+    if entry["distribution"] == "categorical":
+        return entry["values"][drawn]
+    if entry["distribution"] == "q_uniform":
+        return quantised(drawn, entry.get("q", 1))
+    return drawn
 
 
+def values_of(sweep: Sweep, drawn: dict[str, Any]) -> dict[str, Any]:
+    """{flag: value} of a trial with these parameters."""
+    return {name: value_of(entry, drawn.get(name)) for name, entry in sweep.parameters.items()}
+
+
+def grid_values(entry: dict) -> Sequence:
+    """The parameters that a grid goes through, as `suggest` would draw them, in W&B's order."""
+    if entry["distribution"] == "categorical":
+        return range(len(entry["values"]))
+    if entry["distribution"] == "int_uniform":
+        return range(entry["min"], entry["max"] + 1)
+    step = entry.get("q", 1)  # W&B counts from min by q and leaves max out
+    count = max(1, math.ceil((entry["max"] - entry["min"]) / step))
+    return [entry["min"] + number * step for number in range(count)]
+
+
+def next_cell(sweep: Sweep, taken: list[dict]) -> dict[str, Any] | None:
+    """The parameters of the grid's first cell that no trial has; None if all have been taken."""
+    axes = {name: grid_values(entry) for name, entry in sweep.parameters.items() if entry["distribution"] != "constant"}
+    gone = {tuple(drawn.get(name) for name in axes) for drawn in taken}
+    cells = (cell for cell in itertools.product(*axes.values()) if cell not in gone)
+    cell = next(cells, None)
+    return None if cell is None else dict(zip(axes, cell, strict=True))
+
+
+# ---------------------------------------------------------------- a trial
 def command_line(sweep: Sweep, values: dict, run: str, more: dict | None = None) -> list[str]:
     """The command of a trial, by W&B's own code for its macros. more: further flags, such as the one to resume."""
     from wandb.sdk.launch.sweeps import utils
@@ -282,44 +368,32 @@ def resume_flags(folder: Path) -> dict:
     return {} if is_free(folder) else {"overwrite_output_dir": True}
 
 
-def run_trial(trial: "Trial", sweep: Sweep) -> float:
-    """Runs a trial to its end; returns the best value of its metric, 0 without a metric. TrialPruned if it fails."""
-    import optuna
+def run_trial(search: "Search", trial: "FrozenTrial") -> None:
+    """Runs a trial that this agent has taken to its end, and tells the study the best value of its metric, 0 without a
+    metric; a trial that fails gets an attribute "error"."""
+    from optuna.trial import TrialState
 
-    study = trial.study
-    earlier = [one for one in alive(study.get_trials(deepcopy=False)) if one.number <= trial.number]
-    if len(earlier) > sweep.run_cap:
-        study.stop()
-        raise optuna.TrialPruned
-    values = {name: suggested(trial, name, entry) for name, entry in sweep.parameters.items()}
-    run = trial.user_attrs.get("run") or f"{trial.number:04d}-{secrets.token_hex(3)}"  # W&B's id of it
-    if not RUN_NAME.fullmatch(str(run)):
-        raise UserError(f"--output_dir {sweep.folder}: its study names a run {run!r}, which no agent here names so")
+    sweep, run = search.sweep, trial.user_attrs["run"]
+    values = values_of(sweep, trial.params)
     refuse_links(sweep.folder, (run, f"{run}.log", f"{run}.err"))
-    trial.set_user_attr("run", run)
-    searched = {name: values[name] for name in trial.params}
-    trial.set_user_attr("values", {name: str(value) for name, value in searched.items()})
-    say(f"trial {run[:4]}  {' '.join(f'{name}={value}' for name, value in searched.items())}  {sweep.folder / run}")
-    try:
-        code = run_process(trial, sweep, values, run)
-    except (KeyboardInterrupt, Interrupted):
-        study.enqueue_trial(trial.params, user_attrs={"run": run})  # this one becomes FAIL
-        raise
-    lines = lines_of(sweep.folder / run)
-    found = [line[sweep.key] for line in lines if isinstance(line.get(sweep.key), int | float)]
+    say(f"trial {run[:4]}  {' '.join(f'{name}={values[name]}' for name in trial.params)}  {sweep.folder / run}")
+    code = run_process(search, trial, values)
+    found = [line[sweep.key] for line in lines_of(sweep.folder / run) if isinstance(line.get(sweep.key), int | float)]
     found = [value for value in found if math.isfinite(value)]
     if code or (sweep.metric and not found):
         error = last_error(sweep.folder / f"{run}.err") if code else f"logged no finite {sweep.key}"
-        trial.set_user_attr("error", error)
+        search.set_attribute(trial, "error", error)
+        search.study.tell(trial.number, state=TrialState.PRUNED)
         say(f"trial {run[:4]}  failed: {error}")
-        raise optuna.TrialPruned
+        return
     best = (max if sweep.goal == "maximize" else min)(found, default=0.0)
+    search.study.tell(trial.number, best)
     say(f"trial {run[:4]}  {sweep.metric} {best:.4g}")
-    return best
 
 
-def run_process(trial: "Trial", sweep: Sweep, values: dict, run: str) -> int:
+def run_process(search: "Search", trial: "FrozenTrial", values: dict) -> int:
     """Runs a trial's command, unless it has finished before; returns its exit code."""
+    sweep, run = search.sweep, trial.user_attrs["run"]
     if (sweep.folder / run / "all_results.json").is_file():  # its agent was killed after the run had finished
         return 0
     resume = resume_flags(sweep.folder / run)
@@ -330,8 +404,8 @@ def run_process(trial: "Trial", sweep: Sweep, values: dict, run: str) -> int:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=err, env=environment, process_group=0
         )
-    trial.set_user_attr("agent", {"host": socket.gethostname(), "pids": [os.getpid(), process.pid], "job": slurm_job()})
     try:
+        search.set_attribute(trial, "agent", this_agent(process.pid))
         code = process.wait()
     except Interrupted:
         if slurm_job():  # SLURM signals the trial too; a second signal would keep it from saving
@@ -365,6 +439,11 @@ def slurm_job() -> str | None:
     return os.environ.get("SLURM_JOB_ID")
 
 
+def this_agent(*pids: int) -> dict:
+    """By what other agents see whether this one still runs. pids: of its trial's process."""
+    return {"host": socket.gethostname(), "pids": [os.getpid(), *pids], "job": slurm_job()}
+
+
 def lines_of(folder: Path) -> list[dict]:
     """The lines of a run's metrics.jsonl; [] if there is none."""
     return read_metrics(folder / "metrics.jsonl") if (folder / "metrics.jsonl").is_file() else []
@@ -379,40 +458,6 @@ def last_error(path: Path) -> str:
 
 
 # ---------------------------------------------------------------- the study
-def open_study(sweep: Sweep, seed: int) -> "Study":
-    """The study in the sweep's folder. UserError if the file is none, or belongs to another search."""
-    import optuna
-    from optuna.samplers import BruteForceSampler, RandomSampler, TPESampler
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-
-    refuse_links(sweep.folder, (LOCK, STUDY))
-    path = str((sweep.folder / STUDY).absolute())
-    searched = {name: entry for name, entry in sweep.parameters.items() if not is_secret(name)}
-    search = repr([sweep.method, sweep.metric, sweep.goal, searched])
-    try:
-        # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait forever.
-        storage = optuna.storages.JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))
-        study = optuna.create_study(storage=storage, study_name="sweep", direction=sweep.goal, load_if_exists=True)
-        trials = study.get_trials(deepcopy=False)
-    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:  # odd JSON
-        raise UserError(f"{path}: no study of a sweep ({type(error).__name__}: {error}). Name another folder") from None
-    before = study.user_attrs.get("search")
-    if before not in (None, search):
-        raise UserError(f"--output_dir {sweep.folder}: begun with another search, {before}: name another folder")
-    study.set_user_attr("search", search)
-    own_seed = seed + len(trials)  # no two agents draw the same values
-    samplers = {"grid": BruteForceSampler, "random": RandomSampler, "bayes": TPESampler}
-    study.sampler = samplers[sweep.method](seed=own_seed)
-    return study
-
-
-def alive(trials: list["FrozenTrial"]) -> list["FrozenTrial"]:
-    """All trials, each once: one that was interrupted (FAIL) was enqueued again."""
-    from optuna.trial import TrialState
-
-    return [trial for trial in trials if trial.state != TrialState.FAIL]
-
-
 def is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -420,33 +465,143 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def take_up_abandoned(study: "Study", sweep: Sweep) -> None:
-    """Enqueues again every running trial whose agent was killed: its processes on this machine are gone, or its SLURM
-    job is this agent's own, restarted on another node."""
+def is_abandoned(trial: "FrozenTrial") -> bool:
+    """Whether a running trial's agent is gone: its processes on this machine have ended, or its SLURM job is this
+    agent's own, restarted on another node. Only to be asked under the lock: within it a trial has no agent yet."""
+    agent = trial.user_attrs.get("agent")
+    if agent is None:
+        return True
+    here = agent["host"] == socket.gethostname()
+    return (here and not any(map(is_running, agent["pids"]))) or (
+        slurm_job() is not None and agent["job"] == slurm_job()
+    )
+
+
+def alive(trials: list["FrozenTrial"]) -> list["FrozenTrial"]:
+    """All trials, each once: agents of 5a850dc7 and before enqueued an interrupted one (FAIL) again."""
     from optuna.trial import TrialState
 
-    with FileLock(sweep.folder / LOCK):
-        for trial in study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            agent, run = trial.user_attrs.get("agent"), trial.user_attrs.get("run")
-            if agent is None or run is None:
-                continue
-            here = agent["host"] == socket.gethostname()
-            is_gone = here and not any(map(is_running, agent["pids"]))
-            if is_gone or (slurm_job() is not None and agent["job"] == slurm_job()):
-                study.tell(trial.number, state=TrialState.FAIL)
-                study.enqueue_trial(trial.params, user_attrs={"run": run})
+    return [trial for trial in trials if trial.state != TrialState.FAIL]
 
 
-def give_up(study: "Study", _trial: "FrozenTrial") -> None:
-    """Ends the agent after MOST_FAILURES failed trials in a row."""
-    last = [one for one in alive(study.get_trials(deepcopy=False)) if one.state.is_finished()][-MOST_FAILURES:]
-    if len(last) == MOST_FAILURES and all("error" in one.user_attrs for one in last):
-        study.stop()
+def end_last_line(path: str, lock: Any) -> None:
+    """Cuts off a last line without its end, which an agent left that was killed, or had no more disk, as it wrote."""
+    lock.acquire()
+    try:
+        with Path(path).open("rb+") as file:
+            text = file.read()
+            whole = text.rfind(b"\n") + 1
+            if whole < len(text):
+                file.truncate(whole)
+                say(f"{path}: its last line was cut and is left out; a trial that it was of is run again")
+    finally:
+        lock.release()
 
 
-def report(study: "Study", sweep: Sweep) -> int:
+class Search:
+    """A sweep's study, in the sweep's folder. UserError if the file there is none, or belongs to another search."""
+
+    def __init__(self, sweep: Sweep, seed: int):
+        import optuna
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+        refuse_links(sweep.folder, (LOCK, STUDY))
+        self.sweep, self.seed, self.lock = sweep, seed, FileLock(sweep.folder / LOCK)
+        path = str((sweep.folder / STUDY).absolute())
+        searched = {name: entry for name, entry in sweep.parameters.items() if not is_secret(name)}
+        described = repr([sweep.method, sweep.metric, sweep.goal, searched])
+        try:
+            # Optuna's other lock is a symbolic link: a node that sees the folder under another name would wait forever.
+            lock = JournalFileOpenLock(path)
+            backend = JournalFileBackend(path, lock)
+            end_last_line(path, lock)
+            self.storage = optuna.storages.JournalStorage(backend)
+            name = dict(study_name="sweep", direction=sweep.goal)
+            self.study = optuna.create_study(storage=self.storage, load_if_exists=True, **name)
+            self.study.get_trials(deepcopy=False)
+        except (
+            ValueError,
+            TypeError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            RecursionError,
+        ) as error:  # odd JSON
+            raise UserError(
+                f"{path}: no study of a sweep ({type(error).__name__}: {error}). Name another folder"
+            ) from None
+        before = self.study.user_attrs.get("search")
+        if before not in (None, described):
+            raise UserError(f"--output_dir {sweep.folder}: begun with another search, {before}: name another folder")
+        if before is None:
+            self.study.set_user_attr("search", described)
+
+    def trials(self) -> list["FrozenTrial"]:
+        return alive(self.study.get_trials(deepcopy=False))
+
+    def set_attribute(self, trial: "FrozenTrial", name: str, value: Any) -> None:
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
+        self.storage.set_trial_user_attr(trial_id, name, value)
+
+    def next_trial(self) -> "FrozenTrial | None":
+        """A trial for this agent: an abandoned one, else a new one; None where the sweep is complete."""
+        from optuna.trial import TrialState
+
+        with self.lock:
+            for trial in self.trials():
+                if trial.state == TrialState.RUNNING and is_abandoned(trial):
+                    return self.taken(trial.number)
+            number = self.new_trial()
+            return None if number is None else self.taken(number)
+
+    def taken(self, number: int) -> "FrozenTrial":
+        """The trial, which says from now on that this agent runs it. One that was killed before all its values were
+        drawn gets the others here. UserError if the study names a folder that no agent would."""
+        from optuna.trial import Trial
+
+        study_id = self.storage.get_study_id_from_name(self.study.study_name)
+        trial = Trial(self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        for name, entry in self.sweep.parameters.items():
+            suggest(trial, name, entry)
+        run = trial.user_attrs.get("run") or f"{number:04d}-{secrets.token_hex(3)}"  # W&B's id of it
+        if not RUN_NAME.fullmatch(str(run)):
+            raise UserError(
+                f"--output_dir {self.sweep.folder}: its study names a run {run!r}, which no agent here names so"
+            )
+        values = values_of(self.sweep, trial.params)
+        trial.set_user_attr("run", run)
+        trial.set_user_attr("values", {name: str(values[name]) for name in trial.params})
+        trial.set_user_attr("agent", this_agent())
+        return self.study.trials[number]
+
+    def new_trial(self) -> int | None:
+        """The number of a new trial, with a seed of its own; None where the sweep has all its trials."""
+        from optuna.samplers import RandomSampler, TPESampler
+        from optuna.trial import TrialState
+
+        trials, sampler = self.trials(), TPESampler if self.sweep.method == "bayes" else RandomSampler
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING]
+        if not waiting and len(trials) >= self.sweep.run_cap:
+            return None
+        if self.sweep.method == "grid" and not waiting:
+            cell = next_cell(self.sweep, [trial.params for trial in trials])
+            if cell is None:
+                return None
+            self.study.enqueue_trial(cell)
+        self.study.sampler = sampler(seed=self.seed + len(self.study.get_trials(deepcopy=False)))
+        return self.study.ask().number
+
+    def fails_always(self) -> bool:
+        """Whether the last MOST_FAILURES trials have failed."""
+        last = [trial for trial in self.trials() if trial.state.is_finished()][-MOST_FAILURES:]
+        return len(last) == MOST_FAILURES and all("error" in trial.user_attrs for trial in last)
+
+
+def report(search: Search) -> int:
     """Prints the trials and the best one's command; returns the exit code: 1 if no trial has a value."""
-    trials = [trial for trial in alive(study.get_trials(deepcopy=False)) if "run" in trial.user_attrs]
+    study, sweep = search.study, search.sweep
+    trials = [trial for trial in search.trials() if "run" in trial.user_attrs]
     names = [name for name, entry in sweep.parameters.items() if entry["distribution"] != "constant"]
     rows = [["trial", "state", *names, str(sweep.metric), "folder"]]
     for trial in trials:
@@ -457,7 +612,7 @@ def report(study: "Study", sweep: Sweep) -> int:
         rows.append(
             [attributes["run"][:4], state, *(values.get(name, "-") for name in names), value, attributes["run"]]
         )
-    print_once("", aligned_cells(rows))
+    print_once("", *aligned_cells(rows).split("\n"))
     for trial in trials:
         if "error" in trial.user_attrs:
             print_once(f"trial {trial.user_attrs['run'][:4]} failed: {trial.user_attrs['error']}")
@@ -491,14 +646,35 @@ def print_commands(sweep: Sweep, seed: int) -> None:
     """Prints the commands of the first trials."""
     import optuna
 
-    def show(trial: "Trial") -> float:
-        values = {name: suggested(trial, name, entry) for name, entry in sweep.parameters.items()}
+    study, taken = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed)), []
+    for number in range(int(min(SHOWN_COMMANDS, sweep.run_cap))):
+        if sweep.method == "grid":
+            cell = next_cell(sweep, taken)
+            if cell is None:
+                return
+            study.enqueue_trial(cell)
+        trial = study.ask()
+        for name, entry in sweep.parameters.items():
+            suggest(trial, name, entry)
+        taken.append(trial.params)
+        values = values_of(sweep, trial.params)
         values = {name: "***" if is_secret(name) else value for name, value in values.items()}
-        say(shlex.join(without_secrets(command_line(sweep, values, f"{trial.number:04d}"))))
-        return 0.0
+        say(shlex.join(without_secrets(command_line(sweep, values, f"{number:04d}"))))
 
-    sampler = optuna.samplers.BruteForceSampler if sweep.method == "grid" else optuna.samplers.RandomSampler
-    optuna.create_study(sampler=sampler(seed=seed)).optimize(show, n_trials=SHOWN_COMMANDS)
+
+def run_agent(search: Search, count: int | None) -> None:
+    """Runs trials until the sweep is complete, `count` of them are done, or the last ones have all failed."""
+    for _ in itertools.count() if count is None else range(count):
+        trial = search.next_trial()
+        if trial is None:
+            return
+        try:
+            run_trial(search, trial)
+        except (KeyboardInterrupt, Interrupted):
+            search.set_attribute(trial, "agent", None)  # another may take it up at once
+            raise
+        if search.fails_always():
+            return
 
 
 @exit_on_user_error()
@@ -513,25 +689,29 @@ def main(argv: list[str] | None = None) -> int:
         print_commands(sweep, args.seed)
         return 0
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    study = open_study(sweep, args.seed)
+    search = Search(sweep, args.seed)
     if args.report_only:
-        return report(study, sweep)
-    trials = len(alive(study.get_trials(deepcopy=False)))
+        return report(search)
     start_summary(
-        {"search": sweep.method, "metric": sweep.metric, "trials so far": trials, "folder": sweep.folder}, "sweep"
+        {
+            "search": sweep.method,
+            "metric": sweep.metric,
+            "trials so far": len(search.trials()),
+            "folder": sweep.folder,
+        },
+        "sweep",
     )
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores the last one
             signal.signal(number, Interrupted.by_signal)
-    take_up_abandoned(study, sweep)
     try:
-        study.optimize(partial(run_trial, sweep=sweep), n_trials=args.count, callbacks=[give_up])
+        run_agent(search, args.count)
     except (KeyboardInterrupt, Interrupted) as error:
         why = str(error) or "Ctrl-C"
         print_once("", f"interrupted ({why}): the same command resumes the trial that was running")
-        report(study, sweep)
+        report(search)
         return PREEMPTED_EXIT_CODE if isinstance(error, Interrupted) else 130
-    return report(study, sweep)
+    return report(search)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,11 @@ Hermetic: trials are a stand-in that writes a metrics.jsonl. Agents that are kil
 """
 
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -197,6 +199,30 @@ class SweepTest(parameterized.TestCase):
         (dict(parameters={"x": {"min": 3, "max": 1}}, method="random"), "min 3 is above max 1"),
         (dict(parameters={"output_dir": {"value": "x"}}), "output_dir: sweep_t5.py gives every trial its own"),
         (dict(parameters={"hub_token": {"values": ["a", "b"]}}), "hub_token: a secret cannot be searched"),
+        (
+            dict(parameters={"x": {"values": [1, 2], "probabilities": [0.1, 0.9]}}),
+            "x, probabilities: not of",
+        ),
+        (
+            dict(parameters={"x": {"distrbution": "log_uniform_values", "min": 1, "max": 2}}, method="random"),
+            "x, distrbution: not of int_uniform .did you mean distribution",
+        ),
+        (dict(parameters={"x": {"min": 0.0, "max": 1.0, "q": 0.1}}, method="random"), "x, q: not of uniform"),
+        (dict(parameters={"x": {"min": 0.0, "max": 1.0, "value": 3}}, method="random"), "x, .*: not of"),
+        (dict(parameters={"x": {"min": 0.0, "max": float("inf")}}, method="random"), "x, max: inf must be a finite"),
+        (
+            dict(parameters={"x": {"distribution": "log_uniform_values", "min": 0, "max": 1}}, method="random"),
+            "x, min 0: must be above 0",
+        ),
+        (
+            dict(parameters={"x": {"distribution": "log_uniform", "min": 0, "max": 1000}}, method="random"),
+            "x: 0 to 1000 are exponents of e",
+        ),
+        *(
+            (dict(parameters={"x": {"distribution": "q_uniform", "min": 0, "max": 9, "q": q}}, method="random"), "x, q")
+            for q in (0, -1, "a")
+        ),
+        (dict(command=["python", ["${args}"]]), "command, .*: must be a word"),
         (dict(metric=None, method="bayes"), "metric: None must have a name"),
         (dict(program="nowhere.py"), "program nowhere.py: no such file"),
         (dict(command=["python", "train.py"]), "command: all trials would be the same"),
@@ -224,14 +250,74 @@ class SweepTest(parameterized.TestCase):
         self.assertIn(f"{name} is a link", error)
 
     def test_a_downloaded_study_names_no_folder_elsewhere(self):
-        self.run_sweep("--count", 1)
+        self.run_sweep(parameters={"breaks": {"value": "time"}})
         study = self.out / "study.jsonl"
         study.write_text(study.read_text().replace(self.calls()[0]["run"], "../../elsewhere"))
-        with mock.patch.object(
-            sweep_t5, "take_up_abandoned", lambda study, _: study.enqueue_trial({}, user_attrs={"run": "../x"})
-        ):
-            _, _, error = run_main(sweep_t5.main, self.write(), "--output_dir", self.out, code=2)
-        self.assertIn("its study names a run '../x'", error)
+        _, _, error = run_main(sweep_t5.main, "sweep.yaml", "--output_dir", self.out, code=2)
+        self.assertIn("its study names a run '../../elsewhere'", error)
+
+    # ------------------------------------------------------------ many agents, and what they leave
+    def search(self, **changes) -> sweep_t5.Search:
+        sweep = sweep_t5.read_sweep(self.write(**changes), str(self.out))
+        self.out.mkdir(exist_ok=True)
+        return sweep_t5.Search(sweep, seed=0)
+
+    @parameterized.parameters("random", "bayes", "grid")
+    def test_agents_that_start_together_run_different_trials(self, method):
+        x = {"values": [*range(50)]} if method == "grid" else {"min": 0.0, "max": 1.0}
+        agents = [self.search(method=method, parameters={"x": x}, run_cap=7) for _ in range(4)]
+        trials = [agent.next_trial() for agent in (*agents, *agents)]
+        self.assertIsNone(trials.pop(), "the cap counts the trials of all agents")
+        self.assertLen({trial.params["x"] for trial in trials}, 7)
+        self.assertLen({trial.user_attrs["run"] for trial in trials}, 7)
+
+    def test_a_trial_whose_agent_was_killed_as_it_began_is_taken_up(self):
+        search = self.search()
+        search.study.enqueue_trial({"x": 0, "kind": 1})
+        search.study.ask()  # the agent is gone before it has written a value, or who it is
+        self.assertEqual(self.run_sweep()[0], 0)
+        self.assertLen(self.calls(), 4)
+        self.assertEqual({trial.state.name for trial in search.trials()}, {"COMPLETE"})
+
+    def test_a_cut_last_line_costs_no_trials(self):
+        self.run_sweep("--count", 3)
+        with (self.out / "study.jsonl").open("a") as file:
+            file.write('{"op_code": 5, "trial_id"')
+        code, printed = self.run_sweep()
+        self.assertEqual((code, len(self.calls())), (0, 4))
+        self.assertIn("study.jsonl: its last line was cut", printed)
+
+    def test_a_full_disk_is_one_line(self):
+        full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+        with mock.patch("optuna.storages.journal.JournalFileBackend.append_logs", full):
+            _, _, error = run_main(sweep_t5.main, self.write(), "--output_dir", self.out, code=1)
+        self.assertRegex(error, "error: OSError: .*No space left on device")
+
+    def test_the_table_has_a_line_for_each_trial(self):
+        _, printed = self.run_sweep()
+        rows = [line for line in printed.splitlines() if re.match(r"000\d +complete ", line)]
+        self.assertLen(rows, 4, printed)
+
+    # ------------------------------------------------------------ values
+    @parameterized.parameters((1.2, 4, 0), (5, 4, 4), (9, 4, 8), (0.33, 0.1, 0.3), (0.1, 0.25, 0))
+    def test_q_uniform_rounds_as_wandb_does(self, drawn, q, value):
+        self.assertEqual(sweep_t5.value_of({"distribution": "q_uniform", "q": q}, drawn), value)
+
+    @parameterized.parameters(
+        (dict(distribution="q_uniform", min=1, max=9, q=4), [1, 5]),  # without max, as numpy.arange
+        (dict(distribution="q_uniform", min=0, max=1, q=0.25), [0, 0.25, 0.5, 0.75]),
+        (dict(distribution="int_uniform", min=3, max=5), [3, 4, 5]),
+        (dict(distribution="categorical", values=["a", "b"]), [0, 1]),
+    )
+    def test_a_grid_goes_through(self, entry, expected):
+        self.assertEqual(list(sweep_t5.grid_values(entry)), expected)
+
+    def test_a_huge_grid_begins_at_once(self):
+        numbers = {"min": 1, "max": 10_000}
+        _, printed = self.run_sweep(
+            "--dry_run", parameters={"x": numbers, "kind": {"values": ["a"]}, "seed": dict(numbers)}
+        )
+        self.assertLen(printed.splitlines(), 3)
 
     @parameterized.parameters(*sorted(path.name for path in (ROOT / "sweeps").glob("*.yaml")))
     def test_our_own_files(self, name):
