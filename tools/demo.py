@@ -105,7 +105,7 @@ def main() -> None:
     for script in ("pre_train_t5", "fine_tune_t5"):
         importlib.import_module(script)
     from foundry.common.reports import human_time, read_json
-    from tools.plot_runs import mean_and_deviation
+    from foundry.common.words import mean_and_deviation
 
     say(
         "A T5 of 1.9M weights reads the documentation of ten installed packages and learns to fill its gaps: that is "

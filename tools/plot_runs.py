@@ -18,7 +18,6 @@ panel of its own.
 """
 
 import argparse
-import math
 import sys
 from numbers import Real
 from pathlib import Path
@@ -31,6 +30,7 @@ from foundry.common.errors import UserError
 from foundry.common.help import introduction
 from foundry.common.processes import run_script, say
 from foundry.common.reports import aligned_cells, human_time, read_json, read_metrics, with_floats
+from foundry.common.words import mean_and_deviation
 from foundry.training.rows_read import tokens_at
 
 MOST_STEPS = 10**12  # a picture's axis has no room for more
@@ -130,23 +130,6 @@ def last(run: dict, key: str) -> float | None:
     """A run's value of `key`: that in all_results.json, else the last one logged, else None."""
     values = [line[key] for line in [*run["lines"], run["results"]] if isinstance(line.get(key), Real)]
     return values[-1] if values else None
-
-
-def mean_and_deviation(values: list[float | None], form: str) -> str:
-    """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-".
-
-    form: how a number is written, such as "{:.3f}". The deviation is that of a sample (n - 1).
-    """
-    known = [value for value in values if value is not None]
-    if not known:
-        return "-"
-    # Not by the statistics module, which fails with NaN and infinity: diverged runs have them.
-    mean = sum(known) / len(known)
-    text = form.format(mean)
-    if len(known) > 1:
-        deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-        text += f" ± {form.format(deviation)}"
-    return text if len(known) == len(values) else f"{text} (n={len(known)})"
 
 
 def runs_table(groups: dict[str, list[dict]], metrics: list[str]) -> str:

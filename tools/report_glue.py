@@ -30,8 +30,8 @@ from foundry.common.help import introduction
 from foundry.common.paths import check_folder, refuse_links
 from foundry.common.processes import run_script, say
 from foundry.common.reports import end_summary, first_line, read_json, write_aside, write_json
+from foundry.common.words import mean_and_deviation
 from tasks.registry import eval_splits, test_splits, value_of_text
-from tools.plot_runs import mean_and_deviation
 
 GLUE = DATASET_VALS["glue"]
 TASKS = [name for name, task in GLUE.items() if "train_with" not in task]

@@ -42,7 +42,7 @@ from foundry.common.flags import flag_limits
 from foundry.corpora.files import expand_files
 from foundry.corpora.reading import read_documents, read_rows
 from foundry.model_t5 import build_config, parse_overrides
-from tools import sweep_t5
+from tools import sweep_file, sweep_t5
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED = int(os.environ.get("T5_FUZZ_SEED", "0"))
@@ -257,7 +257,7 @@ class FilesTest(FuzzCase):
 
     def read(self, name: str, path: Path) -> None:
         if name == "sweep.yaml":
-            sweep_t5.read_sweep(str(path))
+            sweep_file.read_sweep(str(path))
         elif name == "recipe.yaml":
             parse_arguments(SCRIPTS["pre_train"], [str(path), "--report_to", "none"])
         else:

@@ -22,7 +22,7 @@ from features.gemma import adapt_decoder
 from features.rerank import rerank_answers
 from foundry.common.command_line import parse_arguments
 from tasks.registry import check_entry, plain_entry
-from tools import plot_runs, report_glue, sweep_t5
+from tools import plot_runs, report_glue, sweep_file, sweep_t5
 
 ROOT = Path(__file__).parents[2]
 PATHS = {str(path.relative_to(ROOT)): path for place in ("", "docs/", "results/") for path in ROOT.glob(f"{place}*.md")}
@@ -109,7 +109,7 @@ class ReadmeTest(parameterized.TestCase):
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
                 self.assertNotEmpty(vars(benchmark_t5.settled_part(benchmark_t5.parse_command(argv))))
         elif script == "tools/sweep_t5.py":
-            sweep = sweep_t5.read_sweep(str(ROOT / argv[0]))
+            sweep = sweep_file.read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.parameters)
             self.assertLen(parse_arguments([sweep_t5.SweepArguments], argv[1:]), 1)
         elif script == "tools/report_glue.py":

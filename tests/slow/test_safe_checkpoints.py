@@ -46,7 +46,7 @@ from foundry.runs.callbacks import MetricsFileCallback
 from foundry.training.checkpoints import check_saved_state, prepare_output_dir
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 from tasks.task_records import read_record, recorded_flags
-from tools import sweep_t5
+from tools import sweep_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -515,7 +515,7 @@ class NamesTest(TestCase):
         sweep = {"program": __file__, "method": "grid", "parameters": {"x": {"values": [1, 2]}}, "name": name}
         (self.folder / "_.yaml").write_text(json.dumps(sweep))
         with self.assertRaisesRegex(UserError, "name: .* must have a letter"):
-            sweep_t5.read_sweep(str(self.folder / "_.yaml"))
+            sweep_file.read_sweep(str(self.folder / "_.yaml"))
 
 
 class PermissionsTest(TestCase):

@@ -19,7 +19,7 @@ from absl.testing import parameterized
 from helpers import run_main
 
 from foundry.common.reports import read_metrics
-from tools import sweep_t5
+from tools import sweep_file, sweep_t5
 
 ROOT = Path(__file__).resolve().parents[2]
 # Accuracy 1 - (x - 0.3)^2, less 0.1 for kind b, reached in its second step and lost in its last one.
@@ -258,7 +258,7 @@ class SweepTest(parameterized.TestCase):
 
     # ------------------------------------------------------------ many agents, and what they leave
     def search(self, **changes) -> sweep_t5.Search:
-        sweep = sweep_t5.read_sweep(self.write(**changes), str(self.out))
+        sweep = sweep_file.read_sweep(self.write(**changes), str(self.out))
         self.out.mkdir(exist_ok=True)
         return sweep_t5.Search(sweep, seed=0)
 
@@ -301,7 +301,7 @@ class SweepTest(parameterized.TestCase):
     # ------------------------------------------------------------ values
     @parameterized.parameters((1.2, 4, 0), (5, 4, 4), (9, 4, 8), (0.33, 0.1, 0.3), (0.1, 0.25, 0))
     def test_q_uniform_rounds_as_wandb_does(self, drawn, q, value):
-        self.assertEqual(sweep_t5.value_of({"distribution": "q_uniform", "q": q}, drawn), value)
+        self.assertEqual(sweep_file.value_of({"distribution": "q_uniform", "q": q}, drawn), value)
 
     @parameterized.parameters(
         (dict(distribution="q_uniform", min=1, max=9, q=4), [1, 5]),  # without max, as numpy.arange
@@ -310,7 +310,7 @@ class SweepTest(parameterized.TestCase):
         (dict(distribution="categorical", values=["a", "b"]), [0, 1]),
     )
     def test_a_grid_goes_through(self, entry, expected):
-        self.assertEqual(list(sweep_t5.grid_values(entry)), expected)
+        self.assertEqual(list(sweep_file.grid_values(entry)), expected)
 
     def test_a_huge_grid_begins_at_once(self):
         numbers = {"min": 1, "max": 10_000}
@@ -322,6 +322,6 @@ class SweepTest(parameterized.TestCase):
     @parameterized.parameters(*sorted(path.name for path in (ROOT / "sweeps").glob("*.yaml")))
     def test_our_own_files(self, name):
         os.chdir(ROOT)
-        sweep = sweep_t5.read_sweep(f"sweeps/{name}")
+        sweep = sweep_file.read_sweep(f"sweeps/{name}")
         self.assertTrue(sweep.names_folder)
         self.assertStartsWith(str(sweep.folder), "out/sweeps/")
