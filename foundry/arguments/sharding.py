@@ -24,6 +24,7 @@ _FLAGS_IN_FILE = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
 }
 # {DeepSpeed's schedule: (--lr_scheduler_type, its key for the share of the peak at the last step, that key's default)}
+DEEPSPEED_WARMUP_STEPS = 1000  # of a schedule that does not say how many
 _SCHEDULES = {
     "WarmupLR": ("constant_with_warmup", None, None),
     "WarmupDecayLR": ("linear", None, 0.0),
@@ -179,8 +180,8 @@ def _optimizer_flags(path: str, section: dict | None) -> dict[str, Any]:
 
 
 def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
-    """Flags that the section `scheduler` stands for. The warm-up is linear, whatever the file's warmup_type; its first
-    rate, and the last rate of a decay, are DeepSpeed's."""
+    """Flags that the section `scheduler` stands for, with DeepSpeed's own first and last rate and length of the warm-up.
+    UserError for a warm-up that is not linear: DeepSpeed's is logarithmic unless warmup_type says otherwise."""
     if section is None:
         return {}
     if section.get("type") not in _SCHEDULES:
@@ -190,12 +191,18 @@ def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
         )
     schedule, ends_at, last = _SCHEDULES[section["type"]]
     params = section.get("params", {})
+    if params.get("warmup_type") != "linear":
+        raise UserError(
+            f"--deepspeed {path}: scheduler {section['type']} warms up logarithmically unless its params have "
+            '"warmup_type": "linear", which alone is followed here: add that, or remove the section and give '
+            "--lr_scheduler_type and --warmup_steps"
+        )
     peak, first = params.get("warmup_max_lr"), params.get("warmup_min_lr", 0)
     flags = {
         "lr_scheduler_type": schedule,
-        "warmup_steps": params.get("warmup_num_steps"),
+        "warmup_steps": params.get("warmup_num_steps", DEEPSPEED_WARMUP_STEPS),
         "max_steps": params.get("total_num_steps"),
-        "warmup_start_factor": 0.0,
+        "warmup_start_factor": params.get("warmup_min_ratio", 0.0),
         "final_learning_rate_factor": params.get(ends_at, last),
     }
     if isinstance(peak, float) and first != "auto":

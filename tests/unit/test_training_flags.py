@@ -238,6 +238,7 @@ class FlagsTest(parameterized.TestCase):
             arguments(deepspeed="zero_stage2_config.json")
 
 
+LINEAR = {"warmup_type": "linear"}
 # As in the documentation of Hugging Face's Trainer, with "auto" and with numbers.
 ZERO_2 = {"zero_optimization": {"stage": 2, "overlap_comm": True}}
 AUTO = ZERO_2 | {
@@ -246,7 +247,7 @@ AUTO = ZERO_2 | {
     "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}},
     "scheduler": {
         "type": "WarmupLR",
-        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"},
+        "params": {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", **LINEAR},
     },
     "gradient_accumulation_steps": "auto",
     "gradient_clipping": "auto",
@@ -258,7 +259,7 @@ NUMBERS = ZERO_2 | {
     "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.9], "eps": 1e-8, "weight_decay": 3e-7}},
     "scheduler": {
         "type": "WarmupDecayLR",
-        "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 50, "total_num_steps": 500},
+        "params": {"warmup_min_lr": 0, "warmup_max_lr": 3e-5, "warmup_num_steps": 50, "total_num_steps": 500, **LINEAR},
     },
     "gradient_clipping": 0.5,
     "train_batch_size": 48,
@@ -320,6 +321,23 @@ class DeepSpeedTest(parameterized.TestCase):
             self.assertEqual((config["gradient_clipping"], config["bf16"]["enabled"]), (0.05, False))
             self.assertEqual((config["train_micro_batch_size_per_gpu"], config["gradient_accumulation_steps"]), batch)
             self.assertEqual(config["train_batch_size"], batch[0] * batch[1])
+
+    @parameterized.parameters(
+        # DeepSpeed 0.19.8: 0.5 + 0.5 * step / 40 of the peak, and 1,000 steps where the file does not say how many
+        ("WarmupCosineLR", dict(warmup_min_ratio=0.5, warmup_num_steps=40), "cosine", 40, 0.5),
+        ("WarmupCosineLR", dict(total_num_steps=4_000), "cosine", 1_000, 0.0),
+        ("WarmupLR", dict(), "constant_with_warmup", 1_000, 0.0),
+    )
+    def test_a_linear_warm_up_is_the_file_s(self, kind, params, schedule, steps, start):
+        args = self.parse(ZERO_2 | {"scheduler": {"type": kind, "params": params | LINEAR}}, "--max_steps", "4000")
+        self.assertEqual(
+            (args.lr_scheduler_type, args.warmup_steps, args.warmup_start_factor), (schedule, steps, start)
+        )
+
+    @parameterized.product(kind=["WarmupLR", "WarmupDecayLR", "WarmupCosineLR"], given=[{}, {"warmup_type": "log"}])
+    def test_a_logarithmic_warm_up_is_refused_by_name(self, kind, given):
+        with self.assertRaisesRegex(ValueError, f'scheduler {kind} warms up logarithmically .*"warmup_type": "linear"'):
+            self.parse(ZERO_2 | {"scheduler": {"type": kind, "params": given}})
 
     @parameterized.parameters(
         (NUMBERS, ["--learning_rate", "1e-3"], "--learning_rate 0.001: the file of --deepspeed, .*, says 3e-05"),
