@@ -23,8 +23,8 @@ _FLAGS_IN_FILE = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
 }
-# {DeepSpeed's schedule: (--lr_scheduler_type, its key for the share of the peak at the last step, that key's default)}
 DEEPSPEED_WARMUP_STEPS = 1000  # of a schedule that does not say how many
+# {DeepSpeed's schedule: (--lr_scheduler_type, its key for the share of the peak at the last step, that key's default)}
 _SCHEDULES = {
     "WarmupLR": ("constant_with_warmup", None, None),
     "WarmupDecayLR": ("linear", None, 0.0),
@@ -180,7 +180,7 @@ def _optimizer_flags(path: str, section: dict | None) -> dict[str, Any]:
 
 
 def _schedule_flags(path: str, section: dict | None) -> dict[str, Any]:
-    """Flags that the section `scheduler` stands for, with DeepSpeed's own first and last rate and length of the warm-up.
+    """Flags that the section `scheduler` stands for, with DeepSpeed's first and last rate and length of the warm-up.
     UserError for a warm-up that is not linear: DeepSpeed's is logarithmic unless warmup_type says otherwise."""
     if section is None:
         return {}
