@@ -71,9 +71,12 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
+from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.report import TaskRows
 from tasks.row_source import task_of_entry
+from tasks.task import LoadedTask, Task
 from tasks.task_records import (
     check_functions,
     recorded_fields,
@@ -82,7 +85,6 @@ from tasks.task_records import (
     recorded_rows,
     recorded_stream,
 )
-from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
 from tasks.trained_rows import TrainedRows
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")

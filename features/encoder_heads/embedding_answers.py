@@ -39,8 +39,8 @@ from foundry.training.batching import padding_collator
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import source_prefix
+from tasks.report import TaskRows
 from tasks.task_records import recorded_rows
-from tasks.tasks import TaskRows
 
 Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids and mask [B, S] -> embeddings [B, D] in float32
 SUFFIXES = (".npy", ".parquet")

@@ -42,8 +42,9 @@ from tasks.front import Front, check_front
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import check_files
 from tasks.registry import as_list, eval_splits
+from tasks.report import TaskRows
+from tasks.task import LoadedTask
 from tasks.task_records import recorded_flags
-from tasks.tasks import LoadedTask, TaskRows
 
 WINDOW = 32  # batches of each process that are sorted by length and written together
 NO_SEARCH = "a head writes no text that is searched for: leave it out"

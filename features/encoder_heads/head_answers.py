@@ -44,8 +44,8 @@ from foundry.corpora.reading import read_rows
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
+from tasks.task import LoadedTask
 from tasks.task_records import read_record, recorded_rows
-from tasks.tasks import LoadedTask
 
 # Flags of an evaluation that a head cannot follow, and why.
 _NOT_EVALUATED = {

@@ -28,7 +28,9 @@ from foundry.corpora.round_trip import Losses, percent
 from foundry.modeling.families import family_of, shape_of
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
-from tasks.tasks import LoadedTask, TaskData, TaskRows
+from tasks.mixture import TaskData
+from tasks.report import TaskRows
+from tasks.task import LoadedTask
 
 if TYPE_CHECKING:
     from datasets import Dataset

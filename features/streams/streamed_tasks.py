@@ -22,9 +22,10 @@ from foundry.corpora.hub import class_names_of
 from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
 from tasks import examples, registry
+from tasks.mixture import TaskData, Tasks
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
+from tasks.task import LoadedTask, Task
 from tasks.task_records import STREAMED
-from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 
 SAMPLED = 500  # rows of a stream that are counted before it is trained on
 COUNTED = 10_000  # rows by which the number of all is estimated

@@ -26,8 +26,7 @@ import evaluate_t5
 import fine_tune_t5
 from foundry.common.reports import read_metrics
 from foundry.corpora.tokenizers import train_tokenizer
-from tasks.mixtures import Mixture, MixtureSampler, mixing_rates, shares
-from tasks.tasks import Tasks
+from tasks.mixture import Mixture, MixtureSampler, Tasks, mixing_rates, shares
 
 TIMES = ("runtime", "per_second")
 MACHINE = ("seconds", "seconds_left", "peak_memory_gib", "mfu")

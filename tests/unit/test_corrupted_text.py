@@ -16,8 +16,8 @@ from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.sources import find_sources
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from foundry.features import NO_FEATURES
-from tasks.mixtures import CorruptedText, Mixture
-from tasks.tasks import Task, TaskData, Tasks
+from tasks.mixture import CorruptedText, Mixture, TaskData, Tasks
+from tasks.task import Task
 
 TEXT = sentences(400)
 

@@ -28,12 +28,13 @@ from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
 from tasks import examples
 from tasks.examples import class_label_ids
+from tasks.mixture import TaskData, Tasks
 from tasks.own_entry import as_source, translated
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows
+from tasks.task import LoadedTask, Task
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {

@@ -34,8 +34,9 @@ from foundry.corpora.token_files import MOST_PLACES, TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
 from foundry.training.batching import padding_collator
+from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of
-from tasks.tasks import Task, TaskData, Tasks
+from tasks.task import Task
 
 SPLITS = ("train", "validation")
 BYTES = ByT5Tokenizer()

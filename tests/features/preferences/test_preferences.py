@@ -33,9 +33,9 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
 from foundry.training.batching import FilledRows, padding_collator
+from tasks.mixture import TaskData, Tasks
 from tasks.rows import load_rows
 from tasks.task_records import recorded_flags
-from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]

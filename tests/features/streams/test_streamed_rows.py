@@ -38,9 +38,10 @@ from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import cell_text, read_rows
 from foundry.features import Features
+from tasks.mixture import Tasks
 from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
-from tasks.tasks import Task, Tasks
+from tasks.task import Task
 
 setUpModule = test_data_t5.setUpModule
 
