@@ -56,13 +56,13 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, json_line
 from foundry.common.words import comma_words
-from foundry.corpora.preview import described_spread, print_preview
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import earlier_run
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
+from foundry.report.losses import described_losses
+from foundry.report.preview import described_spread, print_preview
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, show_table, start_trackers

@@ -27,18 +27,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.reports import human_count
 from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
-from foundry.corpora.counts import evaluated_words
 from foundry.corpora.own_ids import has_ids, ids_tokenizer
-from foundry.corpora.preview import (
-    Sample,
-    described_files,
-    described_repeats,
-    described_spread,
-    evenly,
-    files_read,
-    spread,
-)
-from foundry.corpora.round_trip import Losses
 from foundry.corpora.sources import described_sources, find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
@@ -55,6 +44,17 @@ from foundry.corpora.trained_text import (
 from foundry.model_t5 import flops_per_sequence
 from foundry.objectives.metrics import corpora_metrics
 from foundry.objectives.objective import Objective
+from foundry.report.losses import Losses
+from foundry.report.preview import (
+    Sample,
+    described_files,
+    described_repeats,
+    described_spread,
+    evenly,
+    files_read,
+    spread,
+)
+from foundry.report.repeats import evaluated_words
 
 SHORT_NAME = 12  # letters of a corpus in the names of a preview
 
@@ -468,7 +468,7 @@ class Text:
 
     @property
     def losses(self) -> dict[str, dict[str, Losses]]:
-        """What the tokenizer loses of each split, as `described_losses` of corpora/round_trip.py takes it."""
+        """What the tokenizer loses of each split, as `described_losses` of report/losses.py takes it."""
         losses = {}
         for split, files in self.counted.items():
             losses[split] = {"documents": sum((file.losses for file in files), Losses())}

@@ -50,9 +50,9 @@ def found_text(
 def documents_of(features: Features, args: "PreTrainingDataArguments", most: int | None) -> "Documents":
     """(rows of a summary about the text, its first documents, at most `most` of them, the first ones of its validation
     text), for a tokenizer."""
-    from foundry.corpora.preview import described_files, files_read
-    from foundry.corpora.round_trip import MOST_TEXTS
     from foundry.corpora.sources import described_sources, find_corpora, find_sources, mixed_documents
+    from foundry.report.losses import MOST_TEXTS
+    from foundry.report.preview import described_files, files_read
 
     source = features.first(TextSource)
     if source:

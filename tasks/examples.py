@@ -21,9 +21,9 @@ from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.gaps import source_ids
-from foundry.corpora.round_trip import LONGEST_TEXT, Losses, round_trip, sampled
 from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.modeling.loss import STATISTICS, token_metrics
+from foundry.report.losses import LONGEST_TEXT, Losses, round_trip, sampled
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,

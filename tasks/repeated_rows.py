@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from foundry.common.processes import visible
-from foundry.corpora.round_trip import percent
+from foundry.report.losses import percent
 from tasks.registry import reference_texts
 from tasks.trained_rows import TrainedRows
 

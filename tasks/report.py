@@ -9,9 +9,9 @@ import numpy as np
 
 from foundry.arguments.task import CORRUPTED
 from foundry.corpora.chunks import row_lengths
-from foundry.corpora.preview import Sample, described_files, described_repeats, described_spread, files_read, spread
-from foundry.corpora.round_trip import Losses, percent
-from foundry.corpora.unknown import unknown_in_rows
+from foundry.report.losses import Losses, percent
+from foundry.report.preview import Sample, described_files, described_repeats, described_spread, files_read, spread
+from foundry.report.unknown import unknown_in_rows
 from tasks import examples, registry, repeated_rows
 from tasks.task import SIDES, LoadedTask, Task
 from tasks.trained_rows import TrainedRows

@@ -24,13 +24,13 @@ from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.chunks import row_lengths
-from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
-from foundry.corpora.preview import UNCUT, Sample, evenly
-from foundry.corpora.round_trip import Losses
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import Column, further_fields
+from foundry.report.losses import Losses
+from foundry.report.preview import UNCUT, Sample, evenly
+from foundry.report.repeats import TokenCounter, TokenCounts
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics

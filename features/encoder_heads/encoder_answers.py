@@ -30,11 +30,11 @@ from foundry.common.processes import check_alike, finish_process_group, has_acce
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
 from foundry.modeling.weights import weights_of
+from foundry.report.preview import Sample, print_preview
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers

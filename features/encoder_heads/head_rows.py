@@ -23,9 +23,9 @@ from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens
 from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer
 from features.encoder_heads.tagged_texts import cut_ids, first_tokens, offset_encoder
 from foundry.common.words import listed
-from foundry.corpora.preview import Sample
-from foundry.corpora.round_trip import Losses, percent
 from foundry.modeling.families import family_of, shape_of
+from foundry.report.losses import Losses, percent
+from foundry.report.preview import Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
 from tasks.mixture import TaskData

@@ -19,8 +19,8 @@ from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import class_names_of
-from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
+from foundry.report.preview import files_read
 from tasks import examples, registry
 from tasks.mixture import TaskData, Tasks
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows

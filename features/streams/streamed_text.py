@@ -26,13 +26,13 @@ from foundry.common.words import listed
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
-from foundry.corpora.preview import Sample, described_spread, spread
 from foundry.corpora.reading import cell_text, column_texts, read_any_rows
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.data_t5 import FoundText, Text
+from foundry.report.preview import Sample, described_spread, spread
 
 COUNTED = 20_000  # tokens of a corpus by which all of it is estimated
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file

@@ -23,13 +23,13 @@ from transformers import PreTrainedTokenizerBase
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
-from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
-from foundry.corpora.round_trip import Losses, TextSample, round_trip
 from foundry.corpora.sources import SplitSource
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.corpora.word_encoder import corpus_encoder, flat
+from foundry.report.losses import Losses, TextSample, round_trip
+from foundry.report.repeats import TokenCounter, TokenCounts
 
 TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given

@@ -30,13 +30,13 @@ from foundry.common.reports import (
     write_json,
 )
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
-from foundry.corpora.preview import LINES, Sample, print_preview, recorded
-from foundry.corpora.round_trip import Losses, described_losses
-from foundry.corpora.unknown import refuse_unknown
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
 from foundry.modeling.learning import held
 from foundry.modeling.weights import adapters
+from foundry.report.losses import Losses, described_losses
+from foundry.report.preview import LINES, Sample, print_preview, recorded
+from foundry.report.unknown import refuse_unknown
 from foundry.runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,

@@ -18,9 +18,9 @@ from helpers import OVERRIDES, run_main, sentences
 
 import fine_tune_t5
 import pre_train_t5
-from foundry.corpora.counts import LONG_RUN, TokenCounter, groups_of_files, odd_file
-from foundry.corpora.preview import LINES
 from foundry.corpora.tokenizers import train_tokenizer
+from foundry.report.preview import LINES
+from foundry.report.repeats import LONG_RUN, TokenCounter, groups_of_files, odd_file
 from tasks.registry import unprefixed_text
 from tasks.repeated_rows import counted_rows, differ_by, near
 from tasks.trained_rows import TrainedRows

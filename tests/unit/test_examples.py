@@ -20,9 +20,9 @@ import tasks.task
 from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments, check_task
 from foundry.common.errors import UserError
-from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
+from foundry.report.preview import UNCUT
 from tasks import examples, registry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics

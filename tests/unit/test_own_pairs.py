@@ -24,8 +24,8 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
 from foundry.corpora.reading import read_documents, read_rows
-from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
+from foundry.report.losses import described_losses
 from tasks import examples
 from tasks.examples import class_label_ids
 from tasks.mixture import TaskData, Tasks

@@ -29,10 +29,10 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.own_ids import IdDocument
-from foundry.corpora.preview import LINES, Sample, Seen, block, described_files, files_read, recorded, spread, visible
 from foundry.corpora.token_files import MOST_PLACES, TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
+from foundry.report.preview import LINES, Sample, Seen, block, described_files, files_read, recorded, spread, visible
 from foundry.training.batching import padding_collator
 from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of

@@ -22,10 +22,10 @@ from zoo import CONFIGS, TOKENIZERS, _write_t5_tokenizer, lines
 import create_tokenizer
 from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.text import PreTrainingDataArguments
-from foundry.corpora.round_trip import CHANGED, MOST_TEXTS, UNKNOWN, Losses, TextSample, described_losses, round_trip
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
+from foundry.report.losses import CHANGED, MOST_TEXTS, UNKNOWN, Losses, TextSample, described_losses, round_trip
 from tasks.examples import decode_texts, tokenizer_losses
 from tasks.metrics.scoring import METRICS
 from tasks.registry import target_text

@@ -30,7 +30,7 @@ from foundry.corpora import tokenizers
 from foundry.corpora.sources import find_sources, tokenizer_for
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
-from foundry.corpora.unknown import refuse_unknown, unknown_in_rows
+from foundry.report.unknown import refuse_unknown, unknown_in_rows
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
 MANY = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]

@@ -22,9 +22,9 @@ from features.streams.blocks import FileCorpus
 from features.streams.lanes import MixedLane, StreamLoader
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features
+from foundry.report.losses import described_losses
 
 
 class StreamCase(test_text.TestCase):

@@ -24,11 +24,11 @@ from transformers import PreTrainedTokenizerBase
 from data_collator_t5 import is_byte_level
 from foundry.common.processes import BOLD, Painted, print_once, visible
 from foundry.common.reports import WIDTH
-from foundry.corpora.counts import FAR, LONG_RUN, TokenCounts, evaluated_words, groups_of_files, odd_file
 from foundry.corpora.own_ids import ids_offset, is_blank
-from foundry.corpora.round_trip import percent
 from foundry.corpora.token_files import MOST_PLACES
 from foundry.corpora.tokenizers import plain_encoder
+from foundry.report.losses import percent
+from foundry.report.repeats import FAR, LONG_RUN, TokenCounts, evaluated_words, groups_of_files, odd_file
 
 TITLE = "what the model reads, decoded from its tokens"
 LINES = 11  # of the block below a plan, without its title
