@@ -19,6 +19,7 @@ the last one stopped. Rates are those of T5 (Raffel et al. 2020, section 3.5.2).
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterator
@@ -43,13 +44,14 @@ from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
+from foundry.report.report import Report
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import is_greater_better, scale_of
 from tasks.own_entry import as_source, name_of_pairs
-from tasks.report import TaskRows
+from tasks.report import described_metrics, report_of_tasks
 from tasks.task import LoadedTask, Task, named_tasks
 from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
 from tasks.trained_rows import TrainedRows
@@ -229,12 +231,13 @@ class Tasks:
         return average
 
 
-class TaskData(TaskRows):
+class TaskData:
     """The rows of the tasks, read and tokenised.
 
     train: a table of tokenised rows or a Mixture. validation: a data set, or {name: data set} if there are
     several. evaluation_tasks: {name: EvaluationTask}, in the same order. signatures: {name of a result of an
-    evaluation: how a metric of it is computed}.
+    evaluation: how a metric of it is computed}. The names of splits are their own, or task/split if there are several
+    tasks.
     """
 
     tokens_per_example = None  # rows have different lengths
@@ -249,15 +252,15 @@ class TaskData(TaskRows):
     ):
         self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
         with args.main_process_first(desc="tokenising the rows"):
-            super().__init__(self.loaded(tasks))
+            self.tasks = self.loaded(tasks)
         for learning in args.features.of(Learning):
             learning.rows(self, model)
-        for task in self.tasks:
-            task.rows.pop("train", None)  # their tokens are enough
         with args.main_process_first(desc="tokenising the text"):
             self.train = self.training_data()
-        if self.args.span_corruption_file:
-            self.losses[CORRUPTED] = {"documents": self.train.datasets[-1].losses}
+        self.of_rows = self.report_of_rows()
+        for task in self.tasks:
+            task.rows.pop("train", None)  # their tokens are enough
+            task.sources.clear()
         self.evaluation_tasks: dict[str, EvaluationTask] = {}
         self.signatures: dict[str, str] = {}
         data = {}
@@ -325,6 +328,19 @@ class TaskData(TaskRows):
         """Floating-point operations of a training row of these lengths."""
         return flops_per_sequence(config, source_length, target_length)
 
+    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
+        """{name: value} of a function from a task to {split: value}."""
+        named = {}
+        for task in self.tasks:
+            for split, value in values(task).items():
+                named[f"{task.name}/{split}" if len(self.tasks) > 1 else split] = value
+        return named
+
+    @property
+    def documents(self) -> dict[str, int]:
+        """{name: number of rows before any limit}."""
+        return self._by_name(lambda task: task.examples)
+
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """Hashes of each data set, named as in `documents`, of all training data ("train") and of the tokenizer."""
         prints = self._by_name(lambda task: {split: rows._fingerprint for split, rows in task.data.items()})
@@ -339,28 +355,22 @@ class TaskData(TaskRows):
         """The hash of all training data."""
         return self.train._fingerprint
 
-    def plan(self, steps: int) -> dict[str, str | None]:  # noqa: ARG002
-        """The rows of the plan: what is read, mixed and measured."""
-        rows = self.described() | {"target length": self.named.fitted}
+    def report_of_rows(self) -> Report:
+        """What the plan says of the rows alone, while those for training are there."""
+        corrupted = self.train.datasets[-1] if self.args.span_corruption_file else None
+        return report_of_tasks(self.tasks, corrupted)
+
+    def report(self, steps: float) -> Report:  # noqa: ARG002
+        """What the plan says: what is read, mixed and measured."""
+        rows = self.of_rows.rows | {"target length": self.named.fitted}
         if isinstance(self.train, Mixture):
             rows["mixture"] = f"{self.train.described()} ({self.args.mixing})"
         if self.training_args.max_steps <= 0:
             rows["steps"] = f"{self.training_args.num_train_epochs:g} epochs"
-        return rows | {"metrics": self._metrics()}
+        return dataclasses.replace(self.of_rows, rows=rows | {"metrics": self._metrics()})
 
     def _metrics(self) -> str:
-        """For the plan: "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best"."""
-        args, parts = self.training_args, []
-        for task in self.tasks:
-            text = ", ".join(_described(task.entry, metric) for metric in task.entry["metrics"])
-            parts.append(f"{task.name} {text}" if len(self.tasks) > 1 else text)
-        if len(self.tasks) == 1:
-            parts[0] += " from generated texts" if args.predict_with_generate else " from teacher-forced scoring"
-        best = args.metric_for_best_model.removeprefix("eval_")
-        if best == "average":
-            best = "mean of each task's first metric"
-        direction = "largest" if args.greater_is_better else "smallest"
-        return "; ".join([*parts, f"{direction} {best} is best"])
+        return described_metrics(self.tasks, self.training_args)
 
     @property
     def holds_out(self) -> bool:
@@ -388,12 +398,6 @@ class TaskData(TaskRows):
             if values:
                 record[name] = values
         return record
-
-
-def _described(entry: dict, metric: str) -> str:
-    """A metric in the plan: "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
-    of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
-    return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
 
 
 def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1.0) -> list[float]:

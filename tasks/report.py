@@ -1,259 +1,214 @@
-"""What the plan of a training or an evaluation says of the rows of tasks."""
+"""What the plan of a training or an evaluation says of the rows of tasks: plain functions over a `LoadedTask`."""
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from foundry.arguments.task import CORRUPTED
 from foundry.corpora.chunks import row_lengths
-from foundry.report.losses import Losses, percent
-from foundry.report.preview import Sample, described_files, described_repeats, described_spread, files_read, spread
+from foundry.report.files import described_files
+from foundry.report.lengths import described_lengths, evenly, percent
+from foundry.report.preview import Sample
+from foundry.report.repeats import TokenCounts, counted, described_repeats
+from foundry.report.report import Report, joined
 from foundry.report.unknown import unknown_in_rows
-from tasks import examples, registry, repeated_rows
-from tasks.task import SIDES, LoadedTask, Task
-from tasks.trained_rows import TrainedRows
+from tasks import examples, registry
+from tasks.repeated_rows import described_known, described_repeated_rows
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+    from tasks.task import LoadedTask
+
+COUNTED = 2**16  # rows of a split of which the tokens are counted
+MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
+SHOWN_ROWS = 4  # rows of a split that the preview may show
+SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
+Shown = list[list[Sample]]
 
 
-@dataclass
-class SplitCounts:
-    """What is said of the rows of a task's split. empty: {"sources" or "targets": how many are}. The others are texts
-    for the plan, None where there is nothing to say."""
-
-    task: LoadedTask
-    split: str
-    repeats: repeated_rows.RowCounts
-    empty: dict[str, int]
-    labels: str | None
-    unchanged: str | None
-    cut: str | None
-    equal: str | None
-
-
-class TaskRows:
-    """The tokenised rows of tasks, and what the plan of a training or an evaluation says of them.
-
-    The names of splits are their own, or task/split if there are several tasks. losses: {name: what the tokenizer
-    loses}. unknown: {name: share of <unk>}. train: see TaskData.
-    """
-
-    train: Any = None
-    known_in = "trained on"  # words of the plan
-
-    def __init__(self, tasks: list[LoadedTask]):
-        self.tasks, self.args = tasks, tasks[0].args
-        self.unknown: dict[str, float] = {}
-        self.losses: dict[str, dict[str, Losses]] = {}
-        self.counts: dict[str, SplitCounts] = {}
-        self.alike: dict[str, str | None] = {}  # {task: its texts that look like others}
-        self.count()
-
-    def count(self) -> None:
-        """Counts what the rows are, split by split, while those for training are there."""
-        for task in self.tasks:
-            entry, rows = task.entry, task.rows
-            sources = {}
-            for split, of_split in rows.items():
-                sources[split] = [registry.unprefixed_text(entry, row) for row in of_split]
-            if task.trained is None:
-                task.trained = TrainedRows.of_rows(entry, rows.get("train", []), sources.get("train", []))
-            repeats = repeated_rows.counted_rows(task.name, entry, rows, sources, task.trained)
-            self.alike[task.name] = registry.look_alikes(entry, rows, sources)
-            losses, cut = task.losses(), self._cut(task)
-            for split, of_split in rows.items():
-                name = self._name(task, split)
-                self.unknown[name] = unknown_in_rows(task.tokenizer, task.data[split])
-                self.losses[name] = losses[split]
-                self.counts[name] = SplitCounts(
-                    task,
-                    split,
-                    repeats=repeats[split],
-                    empty=registry.empty_texts(task.name, entry, of_split),
-                    labels=examples.numbered_labels(entry, of_split),
-                    unchanged=examples.unchanged_targets(entry, of_split),
-                    cut=cut.get(split),
-                    equal=examples.equal_answers(entry, of_split, task.data[split]),
-                )
-
-    def _name(self, task: Task, split: str) -> str:
-        return f"{task.name}/{split}" if len(self.tasks) > 1 else split
-
-    def _by_name(self, values: Callable[[LoadedTask], dict]) -> dict:
-        """{name: value} of a function from a task to {split: value}."""
-        named = {}
-        for task in self.tasks:
-            for split, value in values(task).items():
-                named[self._name(task, split)] = value
-        return named
-
-    @property
-    def documents(self) -> dict[str, int]:
-        """{name: number of rows before any limit}."""
-        return self._by_name(lambda task: task.examples)
-
-    @property
-    def read(self) -> dict[str, dict]:
-        """What was read, in numbers: {"files": as `files_read`, "rows": {name: {"read": rows, "lengths": {side: the
-        shortest, median and longest in tokens, cut as the model gets them}, "lists": {side: the shortest, median and
-        longest of these lists, and how many texts are in all}}}, "counts": {name: what repeats}}."""
-        files = files_read(self._by_name(lambda task: task.files))
-        if self.args.span_corruption_file:
-            files |= files_read({CORRUPTED: [self.train.datasets[-1].files]})
-        rows, counts = {}, {}
-        for task in self.tasks:
-            for split in task.data:
-                name = self._name(task, split)
-                rows[name] = {"read": self.documents[name], **_lengths_of(task, split)}
-        for name, one in self.counts.items():
-            counts[name] = {"rows": vars(one.repeats)}
-            counts[name] |= {side: vars(found) for side, found in one.task.found[one.split].items()}
-        return {"files": files, "rows": rows, "counts": counts}
-
-    def shown(self, whole: bool, tasks: list[LoadedTask] | None = None) -> list[list[Sample]]:
-        """Rows for the preview: the first training row of each task and of corrupted text, and the oddest one of a
-        single task; then the first row of each evaluated split. whole: more rows of each. tasks: some of them, None:
-        all."""
-        tasks, count = self.tasks if tasks is None else tasks, None if whole else 1
-        rows: list[list[Sample]] = []
-        for task in tasks:
-            rows += task.shown.get("train", [])[:count]
-        if len(tasks) == 1:
-            rows += tasks[0].oddest.get("train", [])
-        if self.args.span_corruption_file:
-            text = self.train.datasets[-1]
-            row, sentinels = text[0], text.collator.sentinel_ids
-            sides = {"input_ids": "source", "labels": "target"}
-            rows.append([Sample(f"{CORRUPTED} {side}", row[ids], None, sentinels) for ids, side in sides.items()])
-        for task in tasks:
-            for split, of_split in task.shown.items():
-                if split != "train":
-                    rows += of_split[:count]
-        return rows
-
-    def described(self) -> dict[str, str | None]:
-        """The rows of the plan on what is read."""
-        read, kept = self.read, []
-        for name, rows in self._by_name(lambda task: task.data).items():
-            kept.append(f"{len(rows):,} of {self.documents[name]:,} {name}")
-        lengths = itertools.starmap(_described_lengths, read["rows"].items())
-        empty = []
-        for name, counts in self.counts.items():
-            empty += [f"{count:,} {what} of {name}" for what, count in counts.empty.items()]
-        return {
-            "files": described_files(read["files"]),
-            "rows": ", ".join(kept),
-            "lengths": "; ".join(lengths),
-            **self._plan_of_repeats(),
-            "look alike": self._of_tasks(self.alike),
-            "empty": ", ".join(empty) or None,
-            "labels": self._grouped("labels"),
-            "unchanged": self._grouped("unchanged"),
-            "cut": self._listed("cut"),
-            "equal": self._listed("equal"),
-            "numbers": "; ".join(filter(None, map(_described_numbers, self.tasks))) or None,
-        }
-
-    def _plan_of_repeats(self) -> dict[str, str | None]:
-        """The rows of the plan about what repeats within a split, and between it and the training rows."""
-        repeats: list[str] = []
-        known: dict[str, str | None] = {}
-        near: dict[str, str | None] = {}
-        for name, counts in self.counts.items():
-            task, split = counts.task, counts.split
-            if text := repeated_rows.described_repeated_rows(counts.repeats, task.entry["target_type"]):
+def report_of_tasks(
+    tasks: "list[LoadedTask]",
+    corrupted: Any = None,
+    cut: "Callable[[Any, str], str | None] | None" = None,
+    known_in: str = "trained on",
+    train: str = "train",
+) -> Report:
+    """What a plan says of all splits of the tasks, which are named task/split if there are several tasks. corrupted: a
+    CorruptedText beside their training rows. cut: what is said of the cut rows of a split. known_in, train: words for
+    training rows, of which there may be a sample alone."""
+    is_mixed, shown = len(tasks) > 1, {}
+    files, kept, lengths, empty, repeats = {}, [], [], [], []
+    known, alike, labels, unchanged, cuts, equal = {}, {}, {}, {}, {}, {}
+    report = Report({}, partial(_shown, shown, corrupted), {}, {})
+    for task in tasks:
+        entry, losses = task.entry, task.losses()
+        alike[task.name] = registry.look_alikes(entry, task.rows, task.sources)
+        shown[task.name] = {}
+        for split, of_split in task.files.items():
+            files[f"{task.name}/{split}" if is_mixed else split] = of_split
+        for split, rows in task.rows.items():
+            data, name = task.data[split], train if split == "train" else split
+            if is_mixed:
+                name = f"{task.name}/{name}"
+            counts = {side: counted_tokens(data, ids) for ids, side in SIDES.items() if ids in data.column_names}
+            shown[task.name][split] = shown_rows(task, split, counts)
+            report.losses[name], report.unknown[name] = losses[split], unknown_in_rows(task.tokenizer, data)
+            if split in task.examples:  # not a sample
+                kept.append(f"{len(data):,} of {task.examples[split]:,} {name}")
+                lengths.append(f"{name} {_lengths(task, split)}")
+            for what, count in registry.empty_texts(task.name, entry, rows).items():
+                empty.append(f"{count:,} {what} of {name}")
+            if text := described_repeated_rows(task, split):
                 repeats.append(f"{text} ({name})")
-            for side, found in task.found[split].items():
+            for side, found in counts.items():
                 if text := described_repeats(found, task.tokenizer, common=1):
                     repeats.append(f"{text} ({side}) ({name})")
-            known[name] = repeated_rows.described_known(split, counts.repeats, self.known_in)
-            near[name] = repeated_rows.described_near(split, counts.repeats)
-        return {"repeats": "; ".join(repeats) or None, "known": self._of_tasks(known), "near": self._of_tasks(near)}
-
-    def _of_tasks(self, texts: dict[str, str | None]) -> str | None:
-        """One row of the plan of {name: its text, None if there is nothing to say}."""
-        told = []
-        for name, text in texts.items():
-            if text:
-                told.append(f"{text} ({name})" if len(self.tasks) > 1 else text)
-        return "; ".join(told) or None
-
-    def _listed(self, what: str) -> str | None:
-        """One row of the plan of a text that `counts` has of each split: "a (train); b (dev)"."""
-        told = []
-        for name, counts in self.counts.items():
-            if text := getattr(counts, what):
-                told.append(f"{text} ({name})")
-        return "; ".join(told) or None
-
-    def _grouped(self, what: str) -> str | None:
-        """As `_listed`, with the splits of one text together: "a (train, dev)"."""
-        names: dict[str, list[str]] = {}
-        for name, counts in self.counts.items():
-            if text := getattr(counts, what):
-                names.setdefault(text, []).append(name)
-        return "; ".join(f"{text} ({', '.join(some)})" for text, some in names.items()) or None
-
-    def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: "12 % of the sources at 512 tokens, 9% without question"}: how many of its rows are cut, if at least
-        0.5 %, and in how many nothing is left of a column. Also how many targets that are not cut are longer than an
-        answer may be."""
-        cut = {}
-        for split, rows in task.data.items():
-            longest, of_targets = examples.max_lengths(task.entry, split)
-            sides = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-            for name, column in registry.further_answers(task.entry).items():
-                sides[column.plural] = (name, of_targets)
-            told = []
-            for name, (column, most) in sides.items():
-                if not most or column not in rows.column_names:
-                    continue
-                share, some = task.cut_rows(split, column, most)
-                if share < 0.005:
-                    continue
-                told.append(f"{percent(share)} of the {name} at {most} tokens")
-                if name == "sources" and "tokenize" not in task.entry:
-                    lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
-                    told += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
-            if "labels" in rows.column_names and of_targets is None and task.entry["target_type"] != "class":
-                longest = task.entry["max_target_length"]
-                if share := float((row_lengths(rows, "labels") > longest).mean()):
-                    told.append(f"{percent(share)} of the targets longer than max_target_length {longest}")
-            if told:
-                cut[split] = ", ".join(told)
-        return cut
+            known[name] = described_known(task, split, known_in)
+            labels[name] = examples.numbered_labels(entry, rows)
+            unchanged[name] = examples.unchanged_targets(entry, rows)
+            cuts[name] = (cut or described_cut)(task, split)
+            equal[name] = examples.equal_answers(entry, rows, data)
+    if corrupted is not None:
+        files[CORRUPTED], report.losses[CORRUPTED] = [corrupted.files], {"documents": corrupted.losses}
+    report.rows = {
+        "files": described_files(files),
+        "rows": ", ".join(kept),
+        "lengths": "; ".join(lengths),
+        "repeats": "; ".join(repeats) or None,
+        "known": joined(known, is_mixed),
+        "look alike": joined(alike, is_mixed),
+        "empty": ", ".join(empty) or None,
+        "labels": joined(labels),
+        "unchanged": joined(unchanged),
+        "cut": joined(cuts),
+        "equal": joined(equal),
+        "numbers": "; ".join(filter(None, map(_described_numbers, tasks))) or None,
+    }
+    return report
 
 
-def _lengths_of(task: LoadedTask, split: str) -> dict[str, dict]:
-    """{"lengths": {side: spread of its tokens}, "lists": {side: spread of the lists of answers, if it has any}}."""
-    data, lists, of_lists = task.data[split], task.answer_lists(split), {}
-    lengths = {}
+# ---------------------------------------------------------------- the preview
+def shown_rows(task: "LoadedTask", split: str, counts: dict[str, TokenCounts]) -> tuple[Shown, Shown]:
+    """(some rows of a split, spread evenly; the oddest one, if it is not among them)."""
+    rows, data = task.rows[split], task.data[split]
+    numbers = evenly(range(len(rows)), SHOWN_ROWS)
+    some = task.shown_of(split, [rows[number] for number in numbers], [data[number] for number in numbers])
+    oddest = max((found.oddest[::-1] for found in counts.values() if found.oddest), default=(0, numbers[0]))[1]
+    if oddest in numbers:
+        return some, []
+    return some, task.shown_of(f"oddest {split}", [rows[oddest]], [data[oddest]])
+
+
+def _shown(
+    shown: dict[str, dict[str, tuple[Shown, Shown]]], corrupted: Any, whole: bool, tasks: Iterable[str] | None = None
+) -> Shown:
+    """The first training row of each task, the oddest one of a single task, and a row of corrupted text; then the first
+    row of each evaluated split. whole: more rows of each. tasks: some of their names, None: all."""
+    count, rows, evaluated = None if whole else 1, [], []
+    tasks = list(shown if tasks is None else tasks)
+    for task in tasks:
+        for split, (some, oddest) in shown[task].items():
+            if split != "train":
+                evaluated += some[:count]
+                continue
+            rows += some[:count]
+            if len(tasks) == 1:
+                rows += oddest
+    if corrupted is not None:
+        row, sentinels = corrupted[0], corrupted.collator.sentinel_ids
+        sides = {"source": "input_ids", "target": "labels"}
+        rows.append([Sample(f"{CORRUPTED} {side}", row[ids], None, sentinels) for side, ids in sides.items()])
+    return rows + evaluated
+
+
+# ---------------------------------------------------------------- tokens
+def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:
+    """What repeats and what is odd among the ids in a column of tokenised rows."""
+    from pyarrow import compute
+
+    stride = math.ceil(len(rows) / COUNTED)
+    ids = rows.with_format("arrow")[:: max(1, stride)][column]
+    found = counted(compute.list_flatten(ids).to_numpy(), np.cumsum(compute.list_value_length(ids).to_numpy()))
+    if found.oddest:
+        found.oddest[0] *= stride
+    return found
+
+
+def answer_lists(task: "LoadedTask", split: str) -> dict[str, list[list[int]]]:
+    """{column of lists of answers: the tokens of each answer, row by row}."""
+    data, found = task.data[split], {}
+    for name, column in registry.further_answers(task.entry).items():
+        if column.kind == "answers" and name in data.column_names:
+            found[name] = [list(map(len, answers)) for answers in data[name]]
+    return found
+
+
+def _lengths(task: "LoadedTask", split: str) -> str:
+    """ "sources of 3 to 512 tokens, median 40, targets of 2 tokens each, 0 to 5 n of a row (31 in all) of 4 tokens
+    each"."""
+    data, lists, sides = task.data[split], answer_lists(task, split), []
     for ids, side in (SIDES | {name: name for name in registry.further_answers(task.entry)}).items():
         if ids in data.column_names and ids not in lists:
-            lengths[side] = spread(row_lengths(data, ids))
+            sides.append(f"{side} of {described_lengths(row_lengths(data, ids))}")
     for side, answers in lists.items():
-        tokens = np.array(list(itertools.chain.from_iterable(answers)))
-        lengths[side] = spread(tokens)
-        of_lists[side] = spread(np.array(list(map(len, answers)))) | {"texts": len(tokens)}
-    return {"lengths": lengths, "lists": of_lists} if of_lists else {"lengths": lengths}
+        tokens, several = list(itertools.chain.from_iterable(answers)), list(map(len, answers))
+        numbers = f"{min(several):,} to {max(several):,} {side} of a row ({len(tokens):,} in all)"
+        sides.append(f"{numbers} of {described_lengths(tokens)}")
+    return ", ".join(sides)
 
 
-def _described_lengths(name: str, read: dict) -> str:
-    """For the plan: "train sources of 3 to 512 tokens, median 40, targets of 2 tokens each, 0 to 5 n of a row (31 in
-    all) of 4 tokens each"."""
-    sides = []
-    for side, lengths in read["lengths"].items():
-        several = read.get("lists", {}).get(side)
-        if several:
-            side = f"{several['shortest']:,} to {several['longest']:,} {side} of a row ({several['texts']:,} in all)"
-        sides.append(f"{side} of {described_spread(lengths)}")
-    return f"{name} {', '.join(sides)}"
+def described_cut(task: "LoadedTask", split: str) -> str | None:
+    """ "12 % of the sources at 512 tokens, 9% without question": how many rows of a split are cut, if at least 0.5 %,
+    and in how many nothing is left of a column. Also how many targets that are not cut are longer than an answer may
+    be."""
+    rows, (longest, of_targets) = task.data[split], examples.max_lengths(task.entry, split)
+    sides: dict[str, tuple[str, int | None]] = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
+    for name, column in registry.further_answers(task.entry).items():
+        sides[column.plural] = (name, of_targets)
+    told = []
+    for name, (ids, most) in sides.items():
+        if not most or ids not in rows.column_names:
+            continue
+        share, some = cut_rows(task, split, ids, most)
+        if share < 0.005:
+            continue
+        told.append(f"{percent(share)} of the {name} at {most} tokens")
+        if name == "sources" and "tokenize" not in task.entry:
+            lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
+            told += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
+    if "labels" in rows.column_names and of_targets is None and task.entry["target_type"] != "class":
+        longest = task.entry["max_target_length"]
+        if share := float((row_lengths(rows, "labels") > longest).mean()):
+            told.append(f"{percent(share)} of the targets longer than max_target_length {longest}")
+    return ", ".join(told) or None
 
 
-def _described_numbers(task: LoadedTask) -> str | None:
-    """For the plan, of a task of numbers: "size rounded to 0.01, between 0.02 and 0.98 (from the train rows); an answer
-    that is no number counts as the worst of them". None for other tasks."""
+def cut_rows(task: "LoadedTask", split: str, column: str, most: int) -> tuple[float, list[dict]]:
+    """(share of a split's rows whose `column` had more than `most` tokens, these rows), estimated from MEASURED of
+    those that have so many now."""
+    lists = answer_lists(task, split).get(column)
+    if lists is None:
+        lengths = row_lengths(task.data[split], column)
+    else:
+        lengths = np.array([max(of_row, default=0) for of_row in lists])
+    numbers = np.flatnonzero(lengths >= most)
+    tried = [task.rows[split][number] for number in numbers[:: max(1, math.ceil(len(numbers) / MEASURED))]]
+    longer = []
+    for row, whole in zip(tried, task.uncut(tried), strict=True):
+        if examples.text_length(whole[column]) > most:
+            longer.append(row)
+    return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
+
+
+def _described_numbers(task: "LoadedTask") -> str | None:
+    """Of a task of numbers: "size rounded to 0.01, between 0.02 and 0.98 (from the train rows); an answer that is no
+    number counts as the worst of them". None for other tasks."""
     if (numbers := task.entry.get("numbers")) is None:
         return None
     least, most = registry.number_text(numbers["least"], None), registry.number_text(numbers["most"], None)
@@ -264,3 +219,25 @@ def _described_numbers(task: LoadedTask) -> str | None:
         f"{task.name} rounded to {registry.number_text(numbers['step'], None)}, between {least} and {most} "
         f"({task.numbers_from}); an answer that is no number {worst}"
     )
+
+
+# ---------------------------------------------------------------- metrics
+def described_metrics(tasks: "list[LoadedTask]", args: Any) -> str:
+    """ "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best". args: of the training."""
+    parts = []
+    for task in tasks:
+        text = ", ".join(_described_metric(task.entry, metric) for metric in task.entry["metrics"])
+        parts.append(f"{task.name} {text}" if len(tasks) > 1 else text)
+    if len(tasks) == 1:
+        parts[0] += " from generated texts" if args.predict_with_generate else " from teacher-forced scoring"
+    best = args.metric_for_best_model.removeprefix("eval_")
+    if best == "average":
+        best = "mean of each task's first metric"
+    direction = "largest" if args.greater_is_better else "smallest"
+    return "; ".join([*parts, f"{direction} {best} is best"])
+
+
+def _described_metric(entry: dict, metric: str) -> str:
+    """ "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
+    of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
+    return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric

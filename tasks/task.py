@@ -7,14 +7,12 @@ loaded = LoadedTask(task, task.read(["train"]), tokenizer)
 import dataclasses
 import hashlib
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from features import task_features
@@ -23,14 +21,12 @@ from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
-from foundry.corpora.chunks import row_lengths
 from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import Column, further_fields
 from foundry.report.losses import Losses
-from foundry.report.preview import UNCUT, Sample, evenly
-from foundry.report.repeats import TokenCounter, TokenCounts
+from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
@@ -42,13 +38,9 @@ if TYPE_CHECKING:
     import datasets
     from datasets import Dataset
 
-COUNTED_AT_ONCE = 2**16  # rows
 # Part of the key of tokenised rows, by which a run that resumes knows its rows again: raise it when the same rows would
 # give other tokens.
 ROWS_FORMAT = 6
-MEASURED = 1_000  # rows of a split in which the columns that a cut takes away are looked for
-SHOWN_ROWS = 4  # rows of a split that are kept for the preview
-SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
 
 
 class Task:
@@ -133,10 +125,9 @@ class LoadedTask(Task):
     """A task with its rows and their tokens.
 
     rows: {split: its rows}, of which at most --max_train_samples or --max_eval_samples are kept; data: {split: their
-    tokens}; found: {split: {"sources" or "targets": what repeats and what is odd}}; shown: {split: some of them for the
-    preview}; oddest: {split: one more, if it is not among them}; examples: {split: number of rows before this limit}.
-    The entry of a task of numbers gets step and range from the training rows, or else from the first split that has
-    targets. trained: what the model was trained on before; None: on the rows of train, which `TaskRows` counts.
+    tokens}; sources: {split: their `unprefixed_text`}; examples: {split: number of rows before this limit}. The entry
+    of a task of numbers gets step and range from the training rows, or else from the first split that has targets.
+    trained: what the model was trained on; None: on the rows of train.
     """
 
     def __init__(
@@ -153,11 +144,10 @@ class LoadedTask(Task):
         self.files = task.files
         self.entry = task.entry
         self.tokenizer = tokenizer
-        self.trained = trained
         self.numbers_from = "as its entry says"
         if self.entry["target_type"] == "number" and "numbers" not in self.entry:
             self._find_numbers(rows)
-        self.rows, self.data, self.shown, self.found, self.oddest = {}, {}, {}, {}, {}
+        self.rows, self.data, self.sources = {}, {}, {}
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
@@ -166,9 +156,12 @@ class LoadedTask(Task):
                 of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
-            self.count(split)
+            self.sources[split] = [registry.unprefixed_text(self.entry, row) for row in of_split]
             self._warn_about_labels(split, limit)
             self._warn_about_rouge(split)
+        if trained is None:
+            trained = TrainedRows.of_rows(self.entry, self.rows.get("train", []), self.sources.get("train", []))
+        self.trained = trained
 
     def _find_numbers(self, rows: dict[str, list[dict]]) -> None:
         """Completes the entry of a task of numbers."""
@@ -178,22 +171,6 @@ class LoadedTask(Task):
                 self.numbers_from = f"from the {split} rows"
                 self.entry = self.entry | {"numbers": registry.found_numbers(row[target] for row in rows[split])}
                 return
-
-    def count(self, split: str) -> None:
-        """Counts the tokens of a split's rows, and keeps some rows of it for the preview."""
-        rows, data = self.rows[split], self.data[split]
-        numbers = evenly(range(len(rows)), SHOWN_ROWS)
-        self.shown[split] = self.shown_of(split, [rows[number] for number in numbers], [data[n] for n in numbers])
-        self.found[split] = {}
-        oddest = (0.0, 0)  # (how odd, number of the row)
-        for column, name in SIDES.items():
-            if column in data.column_names:
-                counts = self.found[split][name] = counted_tokens(data, column)
-                if counts.oddest and counts.oddest[3] > oddest[0]:
-                    oddest = (counts.oddest[3], int(counts.oddest[0]))
-        _, odd = oddest
-        if odd not in numbers:
-            self.oddest[split] = self.shown_of(f"oddest {split}", [rows[odd]], [data[odd]])
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Sample]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
@@ -226,31 +203,6 @@ class LoadedTask(Task):
             return []
         tokenize = examples.build_tokenize_function(self.name, self.entry, self.tokenizer, UNCUT, None)
         return examples.as_rows(tokenize(examples.as_columns(rows)))
-
-    def cut_rows(self, split: str, column: str, most: int) -> tuple[float, list[dict]]:
-        """(share of a split's rows whose `column` had more than `most` tokens, these rows), estimated from MEASURED of
-        those that have so many now."""
-        lists = self.answer_lists(split).get(column)
-        if lists is None:
-            lengths = row_lengths(self.data[split], column)
-        else:
-            lengths = np.array([max(of_row, default=0) for of_row in lists])
-        numbers = np.flatnonzero(lengths >= most)
-        stride = max(1, math.ceil(len(numbers) / MEASURED))
-        tried = [self.rows[split][number] for number in numbers[::stride]]
-        longer = []
-        for row, whole in zip(tried, self.uncut(tried), strict=True):
-            if examples.text_length(whole[column]) > most:
-                longer.append(row)
-        return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
-
-    def answer_lists(self, split: str) -> dict[str, list[list[int]]]:
-        """{column of lists of answers: the tokens of each answer, row by row}."""
-        data, found = self.data[split], {}
-        for name, column in registry.further_answers(self.entry).items():
-            if column.kind == "answers" and name in data.column_names:
-                found[name] = [list(map(len, answers)) for answers in data[name]]
-        return found
 
     def _place(self, split: str) -> str:
         """The beginning of messages about a split."""
@@ -374,17 +326,6 @@ def stored_types(further: dict[str, Column], has_targets: bool) -> "datasets.Fea
     if has_targets:
         types |= {"labels": ids} | {name: of_kinds[column.kind] for name, column in further.items()}
     return datasets.Features(types)
-
-
-def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:
-    """What repeats and what is odd among the ids in a column of tokenised rows."""
-    from pyarrow import compute
-
-    counts, table = TokenCounter(), rows.with_format("arrow")
-    for start in range(0, len(rows), COUNTED_AT_ONCE):
-        ids = table[start : start + COUNTED_AT_ONCE][column]
-        counts.add(compute.list_flatten(ids).to_numpy(), np.cumsum(compute.list_value_length(ids).to_numpy()))
-    return counts.found()
 
 
 def named_tasks(args: TaskArguments, make: Callable[..., Task] = Task) -> list[Task]:

@@ -37,7 +37,7 @@ from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text
 from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
-from foundry.report.losses import percent
+from foundry.report.lengths import percent
 from tasks import registry
 from tasks.mixture import Tasks
 from tasks.rows import held_out_halves

@@ -76,7 +76,7 @@ class PreviewTest(StreamCase):
     def test_it_has_the_ids_that_the_model_gets(self, kind):
         objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
         text, corrupt, _ = self.open(self.flags(kind, **OBJECTIVES[objective]))
-        rows = text.shown(whole=True)
+        rows = text.report(1).shown(True)
         (example,) = [row for row in rows if len(row) == 2]
         batch = corrupt([text.validation[0]])
         self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
@@ -167,7 +167,7 @@ class StreamedTextTest(StreamCase):
             read.append(sum(len(document_of(row)) for _, row in corpus.all_rows()))  # a letter is a token
         seen = [steps * BATCH * text.tokens_per_example * w / n for w, n in zip(text.found.weights, read, strict=True)]
         with mock.patch.object(streamed_text, "COUNTED", counted):
-            plan = text.plan(steps)
+            plan = text.report(steps).rows
         found = re.findall(
             r"seen about (\S+) times; about \S+ tokens\)", plan["corpora" if len(seen) > 1 else "tokens"]
         )
