@@ -17,7 +17,7 @@ COMMON_SEVERAL = 0.01  # share of the rows whose source has other targets too
 QUOTED = 60  # characters of a text
 
 
-def described_known(task: "LoadedTask", split: str, known_in: str) -> str | None:
+def described_known_rows(task: "LoadedTask", split: str, known_in: str) -> str | None:
     """ "3 of 8 dev sources are trained on, 1 of them with source and target swapped"; None if none is. known_in:
     "trained on". A row is known if its source is also that of a training row, or, in tasks of texts, if a training row
     has its source as target and its target as source."""

@@ -15,10 +15,10 @@ from foundry.report.files import described_files
 from foundry.report.lengths import described_lengths, evenly, percent
 from foundry.report.preview import Sample
 from foundry.report.repeats import TokenCounts, counted, described_repeats
-from foundry.report.report import Report, joined
+from foundry.report.report import Report, grouped, one_row
 from foundry.report.unknown import unknown_in_rows
 from tasks import examples, registry
-from tasks.repeated_rows import described_known, described_repeated_rows
+from tasks.repeated_rows import described_known_rows, described_repeated_rows
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -69,7 +69,7 @@ def report_of_tasks(
             for side, found in counts.items():
                 if text := described_repeats(found, task.tokenizer, common=1):
                     repeats.append(f"{text} ({side}) ({name})")
-            known[name] = described_known(task, split, known_in)
+            known[name] = described_known_rows(task, split, known_in)
             labels[name] = examples.numbered_labels(entry, rows)
             unchanged[name] = examples.unchanged_targets(entry, rows)
             cuts[name] = (cut or described_cut)(task, split)
@@ -81,13 +81,13 @@ def report_of_tasks(
         "rows": ", ".join(kept),
         "lengths": "; ".join(lengths),
         "repeats": "; ".join(repeats) or None,
-        "known": joined(known, is_mixed),
-        "look alike": joined(alike, is_mixed),
+        "known": one_row(known, is_mixed),
+        "look alike": one_row(alike, is_mixed),
         "empty": ", ".join(empty) or None,
-        "labels": joined(labels),
-        "unchanged": joined(unchanged),
-        "cut": joined(cuts),
-        "equal": joined(equal),
+        "labels": grouped(labels),
+        "unchanged": grouped(unchanged),
+        "cut": one_row(cuts),
+        "equal": one_row(equal),
         "numbers": "; ".join(filter(None, map(_described_numbers, tasks))) or None,
     }
     return report

@@ -107,7 +107,7 @@ class LoadedHead(LoadedTask):
 
 def report_of_head(task: LoadedHead) -> Report:
     """What a plan says of the rows of a head."""
-    report = report_of_tasks([task], cut=described_cut)
+    report = report_of_tasks([task], cut=described_cut_words)
     report.rows["labels"] = "; ".join(filter(None, (report.rows["labels"], _described_counts(task)))) or None
     return report
 
@@ -125,7 +125,7 @@ def _described_counts(task: LoadedHead) -> str | None:
 SHOWN_LABELS = 6
 
 
-def described_cut(task: LoadedHead, split: str) -> str | None:
+def described_cut_words(task: LoadedHead, split: str) -> str | None:
     """How many rows of a split are cut, and how many of their words have no label for that."""
     most, places = task.entry["max_source_length"], task.places[split]
     cut = sum(size > most for size in task.sizes[split])

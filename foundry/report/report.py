@@ -25,12 +25,15 @@ class Report:
         return {"lost by the tokenizer": described_losses(self.losses)}
 
 
-def joined(names: dict[str, str | None], named: bool = True) -> str | None:
-    """One row of {name: its text}: "a (train, dev); b (test)", where nothing is said of a name without a text. named:
-    whether the names are needed."""
-    of_text: dict[str, list[str]] = {}
-    for name, text in names.items():
-        if text:
-            of_text.setdefault(text, []).append(name)
-    told = [f"{text} ({', '.join(some)})" if named else text for text, some in of_text.items()]
+def one_row(texts: dict[str, str | None], named: bool = True) -> str | None:
+    """One row of {name: its text}: "a (train); b (dev)". named: whether the names are needed."""
+    told = [f"{text} ({name})" if named else text for name, text in texts.items() if text]
     return "; ".join(told) or None
+
+
+def grouped(texts: dict[str, str | None]) -> str | None:
+    """As `one_row`, with the names of one text together: "a (train, dev)"."""
+    names: dict[str | None, list[str]] = {}
+    for name, text in texts.items():
+        names.setdefault(text, []).append(name)
+    return one_row({", ".join(some): text for text, some in names.items()})

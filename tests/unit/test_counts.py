@@ -24,7 +24,7 @@ from foundry.report.files import groups_of_files, kinds_of, odd_file
 from foundry.report.preview import LINES
 from foundry.report.repeats import LONG_RUN, counted, counted_documents
 from tasks.registry import unprefixed_text
-from tasks.repeated_rows import described_known, described_repeated_rows
+from tasks.repeated_rows import described_known_rows, described_repeated_rows
 from tasks.trained_rows import TrainedRows
 
 EMPTY = [0, 0, 0, {}]
@@ -110,7 +110,7 @@ class RowsTest(parameterized.TestCase):
             "2 rows have a source that stands with other targets too",
         )
         known = "2 of 2 dev sources are trained on, 1 of them with source and target swapped"
-        self.assertEqual(described_known(task, "dev", "trained on"), known)
+        self.assertEqual(described_known_rows(task, "dev", "trained on"), known)
 
 
 class ScriptsTest(parameterized.TestCase):
