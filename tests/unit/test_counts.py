@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -20,6 +21,7 @@ from helpers import OVERRIDES, run_main, sentences
 import fine_tune_t5
 import pre_train_t5
 from foundry.corpora.tokenizers import train_tokenizer
+from foundry.report import repeats
 from foundry.report.files import groups_of_files, kinds_of, odd_file
 from foundry.report.preview import LINES
 from foundry.report.repeats import LONG_RUN, counted, counted_documents
@@ -54,6 +56,10 @@ class CountsTest(parameterized.TestCase):
         times, place = found.copies
         self.assertEqual(times, max(Counter(map(str, documents)).values()))
         self.assertEqual(documents.count(documents[place]), times)
+        with mock.patch.object(repeats, "MOST_TOKENS", len(flat) // 3):  # of every third or fourth document
+            some = counted_documents(np.array(flat, np.uint16), places)
+        self.assertLess(some.tokens, len(flat) / 2)
+        self.assertEqual(documents.count(documents[some.copies[1]]) > 1, some.copies[0] > 1)
 
     @parameterized.named_parameters(
         ("other_letters", lambda chooser: [chooser.randrange(500, 900) for _ in range(60)]),
