@@ -40,8 +40,6 @@ from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed
-from foundry.corpora.preview import Seen, print_preview
-from foundry.corpora.round_trip import TextSample, described_losses, round_trip
 from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
@@ -57,6 +55,8 @@ from foundry.features import Features
 from foundry.model_t5 import build_config, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.new_vocabulary import change_vocabulary
+from foundry.report.losses import TextSample, described_losses, round_trip
+from foundry.report.preview import Seen, print_preview
 from foundry.text_source import documents_of
 
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.

@@ -28,6 +28,7 @@ if __name__ == "__main__":
 import dataclasses
 import functools
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,13 +57,15 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, json_line
 from foundry.common.words import comma_words
-from foundry.corpora.preview import described_spread, print_preview
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import earlier_run
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
+from foundry.report.lengths import described_lengths
+from foundry.report.losses import described_losses
+from foundry.report.preview import print_preview
+from foundry.report.texts import described_known, described_trained_before, losses_of_text, shown_of_text
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, show_table, start_trackers
@@ -71,9 +74,12 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
+from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.report import report_of_tasks
 from tasks.row_source import task_of_entry
+from tasks.task import LoadedTask, Task
 from tasks.task_records import (
     check_functions,
     recorded_fields,
@@ -82,7 +88,6 @@ from tasks.task_records import (
     recorded_rows,
     recorded_stream,
 )
-from tasks.tasks import LoadedTask, Task, TaskRows, Tasks
 from tasks.trained_rows import TrainedRows
 
 NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
@@ -323,15 +328,13 @@ def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[lis
 
 def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
     """Prints the plan: of the rows what fine-tuning says of them; and the first rows as the model reads them."""
-    rows = TaskRows(tasks)
-    lost = described_losses(rows.losses)
-    left_out = ", ".join(missing) or None
-    run.announce({"checkpoint": model} | rows.described() | {"lost by the tokenizer": lost, "left out": left_out})
+    report = report_of_tasks(tasks)
+    run.announce({"checkpoint": model} | report.rows | report.lost | {"left out": ", ".join(missing) or None})
     alike: dict[str, list[LoadedTask]] = {}
     for task in tasks:
         alike.setdefault(tokenizer_fingerprint(task.tokenizer), []).append(task)
     for some in alike.values():
-        print_preview(some[0].tokenizer, rows.shown(False, some)[:SHOWN_ROWS])
+        print_preview(some[0].tokenizer, report.shown(False, [task.name for task in some])[:SHOWN_ROWS])
 
 
 def contents_of_jobs(jobs: list[LoadedJob]) -> dict[str, str]:
@@ -537,7 +540,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     text = found.text(objective, args)
     rows = text.validation
     if rows is None:
-        left_out = f" ({text.trained_before})" if text.trained_before else ""
+        before = described_trained_before(text)
+        left_out = f" ({before})" if before else ""
         length = f"{objective.tokens_length:.0f} tokens"
         raise UserError(f"the held-out text gives no row of {length}{left_out}: give a longer one")
     if args.world_size > 1:
@@ -546,17 +550,16 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
     trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
     install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
     run = Run(args, "evaluation")
-    lengths = described_spread(text.read["documents"]["validation"])
+    lengths = described_lengths(sum((file.lengths for file in text.of_split("validation")), Counter()))
     held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(rows):,} rows of "
-    held_out += text_args.objective
-    lost = described_losses({"validation": text.losses["validation"]})
-    known = {"known": None if text_args.validation_file else text.known, "trained before": text.trained_before}
+    plan = {"checkpoint": evaluation.model_name_or_path, "text": f"{held_out}{text_args.objective}"}
+    plan["known"] = None if text_args.validation_file else described_known(text)
+    plan["trained before"] = described_trained_before(text)
+    plan["lost by the tokenizer"] = described_losses({"validation": losses_of_text(text)["validation"]})
     # So that the text that is scored is shown, once.
     text.files, text.train = {"train": text.of_split("validation"), "validation": []}, rows
-    shown = text.shown(whole=False)
-    checkpoint = {"checkpoint": evaluation.model_name_or_path, "text": held_out}
-    run.announce(checkpoint | known | {"lost by the tokenizer": lost})
-    print_preview(tokenizer, shown)
+    run.announce(plan)
+    print_preview(tokenizer, shown_of_text(text, False))
     start_trackers(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
     results = trainer.evaluate()
     finish_trackers(trainer)

@@ -48,7 +48,6 @@ from foundry.common.reports import (
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.gaps import source_ids
-from foundry.corpora.preview import KEPT_TOKENS, Sample
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features
@@ -73,6 +72,7 @@ from foundry.publishing.exports import (
 from foundry.publishing.file_names import COMPARISON, named_files
 from foundry.publishing.publication import Publication
 from foundry.publishing.records import first_entry, read_run_folder, task_of_run
+from foundry.report.preview import KEPT_TOKENS, Sample
 from tasks.registry import eval_splits, joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record

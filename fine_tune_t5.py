@@ -51,9 +51,9 @@ from foundry.runs.run import TrainingRun
 from foundry.runs.speed import BatchLengths
 from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
+from tasks.mixture import Tasks
 from tasks.predictions import other_task
 from tasks.row_source import tasks_of
-from tasks.tasks import Tasks
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *of_fine_tuning()]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"

@@ -9,9 +9,7 @@ both in their place, which read the text otherwise (text_source.py).
 """
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -25,23 +23,11 @@ from foundry.arguments.text import EVALUATED, PreTrainingDataArguments
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
-from foundry.common.reports import human_count
 from foundry.corpora.chunks import SomeExamples, WeightedExamples, evaluation_shares
-from foundry.corpora.counts import evaluated_words
 from foundry.corpora.own_ids import has_ids, ids_tokenizer
-from foundry.corpora.preview import (
-    Sample,
-    described_files,
-    described_repeats,
-    described_spread,
-    evenly,
-    files_read,
-    spread,
-)
-from foundry.corpora.round_trip import Losses
-from foundry.corpora.sources import described_sources, find_corpora, find_sources, joint_fingerprint, tokenizer_for
+from foundry.corpora.sources import find_corpora, find_sources, joint_fingerprint, tokenizer_for
 from foundry.corpora.token_files import ONE_DOCUMENT, TokenFile, tokenised
-from foundry.corpora.tokenizers import check_saved, described_tokenizer, tokenizer_fingerprint
+from foundry.corpora.tokenizers import check_saved, tokenizer_fingerprint
 from foundry.corpora.trained_text import (
     NO_EARLIER,
     NOTHING,
@@ -55,8 +41,8 @@ from foundry.corpora.trained_text import (
 from foundry.model_t5 import flops_per_sequence
 from foundry.objectives.metrics import corpora_metrics
 from foundry.objectives.objective import Objective
-
-SHORT_NAME = 12  # letters of a corpus in the names of a preview
+from foundry.report.report import Report
+from foundry.report.texts import report_of_text
 
 
 class FoundText:
@@ -149,11 +135,6 @@ class FoundText:
         """The sources of a split, one for each corpus that has this split."""
         return [sources[split] for sources in self.sources.values() if split in sources]
 
-    def named(self, corpus: str) -> str:
-        """What the names in a preview begin with: "novels 70%, " of one of several corpora, else ""."""
-        weight = self.weights[self.names.index(corpus)]
-        return f"{corpus[:SHORT_NAME]} {weight:.0%}, " if self.is_mixed else ""
-
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """{split: hash of its contents, "tokenizer": hash of the run's tokenizer}."""
         prints = {"train": self.train_fingerprint}
@@ -175,7 +156,7 @@ class FoundText:
 
 
 class Text:
-    """The examples of a text for an objective, and what a run reports of them.
+    """The examples of a text for an objective.
 
     train, validation: the data sets; validation is None if it has no example. files: {split: [a TokenFile of each
     corpus]}. rows: [training examples of each corpus].
@@ -185,7 +166,7 @@ class Text:
     """
 
     evaluated = EVALUATED  # validation examples to score, where no flag says how many
-    read_for, known_in = "", "in"  # words of the plan
+    known_in, firsts = "in", ()  # for the report: words of it, and of a stream the documents that it shows
     signatures: ClassVar[dict[str, str]] = {}  # the loss needs none
 
     def __init__(
@@ -279,7 +260,6 @@ class Text:
         held_out = "percentage" if self.args.validation_split_count is None else "count"
         return f"documents are held out whole; raise --validation_split_{held_out}, give --validation_file"
 
-    # ------------------------------------------------------------ what a run reports
     def fingerprints(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
         """As `FoundText.fingerprints`; where held-out documents are copies of others, "copies" says so: runs that were
         written before had all of them on one side."""
@@ -302,177 +282,24 @@ class Text:
         self.trained.save(folder)
 
     @property
-    def known(self) -> str | None:
-        """For the plan: how many validation documents are trained on too."""
-        found, known = self.found, []
-        for file, name in zip(self.files["validation"], found.names, strict=True):
-            if not file.known:
-                continue
-            where = f"{self.known_in} the training text"
-            if found.is_mixed:
-                where += f" of {name}"
-            known.append(f"{file.known:,} of {file.documents:,} validation documents are {where}")
-        return "; ".join(known) or None
-
-    @property
-    def trained_before(self) -> str | None:
-        """For the plan: what earlier runs of the model were trained on of the text that is to be held out."""
-        earlier, files = self.found.earlier, self.of_split("validation")
-        if earlier is None or self.found.splits_off and self.found.held_out_before():
-            return None
-        if earlier.text is None:
-            return f"not known: {earlier.model} has no {TRAINED_TEXT} beside its run.json"
-        count = sum(file.before for file in files)
-        if self.found.splits_off:
-            what = f"{count:,} documents were trained on by {earlier.model}, and are not held out"
-            return what if count else None
-        count = sum(earlier.text.count(file.hashes) for file in files)
-        documents = sum(file.documents for file in files)
-        what = f"{count:,} of {documents:,} validation documents were trained on by {earlier.model}"
-        if earlier.text.streamed:
-            return what + ", besides those that it read as a stream, which nobody has listed"
-        return what if count else None
-
-    @property
-    def _described_tokenizer(self) -> str:
-        """For the plan: where the tokenizer comes from and what it does; its size alone for ready-made ids."""
-        found, joins = self.found, not self.args.eos_between_documents
-        if found.ids:
-            return f"{len(found.tokenizer):,} tokens"
-        return described_tokenizer(found.tokenizer, found.origin, joins_documents=joins)
-
-    @property
     def documents(self) -> dict[str, int]:
         """{split: number of documents read}."""
         return {split: sum(file.documents for file in self.of_split(split)) for split in self.files}
 
     def of_split(self, split: str) -> list[TokenFile]:
-        """The files of a split. A --validation_file is that of every corpus, and counts once."""
-        if split == "validation" and self.args.validation_file:
-            return self.files[split][:1]
-        return self.files[split]
-
-    @property
-    def read(self) -> dict[str, dict]:
-        """What was read, in numbers: {"files": as `files_read`, "documents": {split: how many there are, how many empty
-        ones were left out, and the shortest, median and longest of them in tokens}}."""
-        files: dict[str, list] = {}
-        for split in ("train", "validation"):
-            sources = self.found.of_split(split)
-            if split == "validation" and self.args.validation_file:  # that of every corpus
-                sources = sources[:1]
-            files[split] = [getattr(source, "files", None) for source in sources]
-        documents: dict[str, dict] = {}
-        of_files: dict[str, list] = {}
-        for split in self.files:
-            of_split = self.of_split(split)
-            counts = {"read": self.documents[split], "empty": sum(file.empty_documents for file in of_split)}
-            documents[split] = counts | spread(sum((file.lengths for file in of_split), Counter()))
-            of_files[split] = []
-            for names, file in zip(files[split], of_split, strict=False):
-                counted = file.found.files
-                of_files[split] += counted + [[0, 0, 0]] * (len(names or ()) - len(counted))
-        found = {}
-        for split, counted_files in self.counted.items():
-            found[split] = [asdict(file.found) | {"files": None} for file in counted_files]
-        read = files_read(files, of_files)
-        if self.found.is_mixed and "groups" in read.get("train", {}):  # the corpora stand in a row of their own
-            groups = read["train"]["groups"]
-            read["train"]["groups"] = {name: group for name, group in groups.items() if evaluated_words(name)}
-        return {"files": read, "documents": documents, "found": found}
-
-    def shown(self, whole: bool) -> list[list[Sample]]:
-        """For the preview: the first, a middle and the oddest document, the first one of validation, and an example as
-        the objective makes it. whole: twice as many documents. Of several corpora the first document of each."""
-        documents, name, examples = self.shown_of_training(whole)
-        documents += self.shown_of("validation", 1)[:1]
-        rows = [[document] for document in documents]
-        if examples is None:
-            return rows
-        batch = self.objective([examples[0]])
-        parts = []
-        for side, column in (("source", "input_ids"), ("target", "labels")):
-            ids = [number for number in batch[column][0].tolist() if number >= 0]
-            parts.append(Sample(f"{name} {side}", ids, None, self.objective.sentinel_ids))
-        return [*rows[:5], parts, *rows[5:]]
-
-    def shown_of_training(self, whole: bool) -> tuple[list[Sample], str, Dataset | None]:
-        """(training documents for the preview, the name of an example, the data set whose first one is shown)."""
-        count = 4 if whole else 2
-        if self.found.is_mixed:
-            count = 1
-        documents = self.shown_of("train", count)
-        return documents + self.shown_oddest(self.files["train"], documents), "example", self.train
-
-    def shown_of(self, split: str, count: int) -> list[Sample]:
-        """`count` documents of each corpus of a split, with the corpus's name and weight if there are several."""
-        documents, found = [], self.found
-        files = self.of_split(split)
-        for corpus, file in zip(found.names, files, strict=False):
-            before = found.named(corpus) if len(files) > 1 else ""
-            if split == "validation":
-                before += "validation "
-            for number, begin, size in evenly(file.places, count):
-                documents.append(Sample(f"{before}document {number + 1:,}", file.tokens[begin : begin + size]))
-        return documents
-
-    def shown_oddest(self, files: list[TokenFile], others: list[Sample]) -> list[Sample]:
-        """The document whose tokens are farthest from those of its corpus, unless it is among the others."""
-        known = [pair for pair in zip(self.found.names, files, strict=True) if pair[1].found.oddest]
-        if not known:
-            return []
-        corpus, odd = max(known, key=lambda pair: pair[1].found.oddest[3])
-        number, begin, size, _ = odd.found.oddest
-        ids = odd.tokens[begin : begin + size]
-        for other in others:
-            if len(ids) == len(other.ids) and (ids == other.ids).all():
-                return []
-        return [Sample(f"{self.found.named(corpus)}oddest, {number + 1:,}", ids)]
+        """The files of a split; [] of one that is streamed. A --validation_file is that of every corpus, and counts
+        once."""
+        files = self.files.get(split, [])
+        return files[:1] if split == "validation" and self.args.validation_file else files
 
     @property
     def counted(self) -> dict[str, list[TokenFile]]:
-        """{split, or what it is a sample of: [a TokenFile of each corpus]}, for all that is counted."""
+        """{split, or what it is a sample of: [a TokenFile of each corpus]}, for all that a report counts."""
         return self.files
 
-    @property
-    def repeats(self) -> str | None:
-        """For the plan: what repeats more than in ordinary text, of each corpus and split."""
-        parts = []
-        for split, files in self.counted.items():
-            of_split = self.of_split(split) if split in self.files else files
-            shown = split if split in self.files or len(files) == 1 else "a sample"
-            for corpus, file in zip(self.found.names, of_split, strict=False):
-                text = described_repeats(file.found, self.found.tokenizer, file.tokens)
-                if not text:
-                    continue
-                where = []
-                if split != "train":
-                    where.append(shown)
-                if len(of_split) > 1:
-                    where.append(corpus)
-                if where:
-                    text += f" ({' of '.join(where)})"
-                parts.append(text)
-        return "; ".join(parts) or None
-
-    @property
-    def unknown(self) -> dict[str, float] | None:
-        """{split: share of <unk> among its tokens}; None for ready-made ids."""
-        if self.found.ids:
-            return None
-        shares = {}
-        for split, files in self.files.items():
-            tokens = sum(len(file.tokens) for file in files)
-            shares[split] = sum(file.unknown for file in files) / max(1, tokens)
-        return shares
-
-    @property
-    def losses(self) -> dict[str, dict[str, Losses]]:
-        """What the tokenizer loses of each split, as `described_losses` of corpora/round_trip.py takes it."""
-        losses = {}
-        for split, files in self.counted.items():
-            losses[split] = {"documents": sum((file.losses for file in files), Losses())}
-        return losses
+    def report(self, steps: float) -> Report:
+        """What the plan of a run of so many optimizer steps says of the text."""
+        return report_of_text(self, steps)
 
     @property
     def tokens_per_example(self) -> float:
@@ -487,56 +314,6 @@ class Text:
     def flops_per_sequence(self, config: PretrainedConfig) -> int:
         """Floating-point operations for one training row."""
         return flops_per_sequence(config, self.objective.inputs_length, self.objective.targets_length)
-
-    def plan(self, steps: int) -> dict[str, str | None]:
-        """{name: text}, lines of the plan: what is read, how it is masked, and how often each corpus will be seen.
-        steps: optimizer steps of the run."""
-        found, objective, length = self.found, self.objective, self.tokens_per_example
-        files = self.files.get("train", self.files["validation"])
-        numbers = self.read
-        documents = numbers["documents"].get("train") or numbers["documents"]["validation"]
-        tokenizer = self._described_tokenizer
-        text_bytes = sum(file.text_bytes for file in files)
-        if text_bytes:
-            tokens = sum(len(file.tokens) for file in files)
-            tokenizer += f", {text_bytes / tokens:.2f} bytes per token"
-        per_step = round(self.batch * length)
-        in_all = f"{human_count(per_step)} per step, {human_count(per_step * steps)} in total"
-        epochs = steps / self.steps_per_epoch if self.steps_per_epoch else None
-        if epochs:
-            in_all += f" ({epochs:.1f} epochs)"
-        rows = {
-            "text": described_sources(found.of_split("train")),
-            "files": described_files(numbers["files"], told="train"),
-            "documents": f"{documents['read']:,} {self.read_for}({documents['empty']:,} empty ones left out) of "
-            f"{described_spread(documents)}",
-            "tokenizer": tokenizer,
-        }
-        known = {"known": self.known, "trained before": self.trained_before}
-        rows |= {"repeats": self.repeats} | known | self.plan_of_training()
-        if found.is_mixed:
-            corpora = [f"{name} {weight:.1%}" for name, weight in zip(found.names, found.weights, strict=True)]
-            if epochs:
-                seen = zip(corpora, self.train.passes(epochs), strict=True)
-                corpora = [f"{corpus} (seen {passes:.3g} times)" for corpus, passes in seen]
-            rows["corpora"] = ", ".join(corpora)
-        rows |= objective.plan(self.rows)
-        lengths = f"{objective.inputs_length} input, {objective.targets_length} target tokens"
-        rows["chunks"] = f"{self.chunks()} validation, of {length:.0f} raw tokens -> {lengths}"
-        rows["tokens"] = in_all
-        return rows
-
-    def plan_of_training(self) -> dict[str, str | None]:
-        """Further rows of the plan about the training text."""
-        return {}
-
-    def chunks(self) -> str:
-        """For the plan: "9,600 training, 512 of 1,000"."""
-        scored = len(self.validation or ())
-        text = f"{len(self.train):,} training, {scored:,}"
-        if self.held_out > scored:
-            text += f" of {self.held_out:,}"
-        return text
 
     def compute_metrics(self) -> Callable:
         """The function from predictions to metrics; those of each corpus too, if every corpus has held-out text."""

@@ -50,9 +50,9 @@ def found_text(
 def documents_of(features: Features, args: "PreTrainingDataArguments", most: int | None) -> "Documents":
     """(rows of a summary about the text, its first documents, at most `most` of them, the first ones of its validation
     text), for a tokenizer."""
-    from foundry.corpora.preview import described_files, files_read
-    from foundry.corpora.round_trip import MOST_TEXTS
     from foundry.corpora.sources import described_sources, find_corpora, find_sources, mixed_documents
+    from foundry.report.files import described_files
+    from foundry.report.losses import MOST_TEXTS
 
     source = features.first(TextSource)
     if source:
@@ -61,12 +61,12 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     splits = [find_sources(alone) for _, alone in corpora.values()]
     sources = [of_corpus["train"] for of_corpus in splits]
     held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
-    files = files_read({"train": [source.files for source in sources]})
+    files = described_files({"train": [source.files for source in sources]}, "train")
     weights = [weight for weight, _ in corpora.values()]
     documents = mixed_documents([source.documents() for source in sources], weights)
     limit = f", its first {most:,} documents" if most else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
-    text = {"text": described_sources(sources) + limit, "files": described_files(files, "train")}
+    text = {"text": described_sources(sources) + limit, "files": files}
     if len(corpora) > 1:
         shares = ", ".join(f"{name} {weight:.1%}" for name, (weight, _) in corpora.items())
         text["corpora"] = f"{shares} of the characters, up to the end of the first one that ends"

@@ -20,7 +20,6 @@ from constants import IGNORE_INDEX
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.gaps import cut_source, source_ids
-from foundry.corpora.preview import described_spread, spread
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.decoding import Source
@@ -29,6 +28,7 @@ from foundry.modeling.found_answers import AnswerFinder, log_probabilities
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.products import use_fast_products
 from foundry.modeling.weights import weights_of
+from foundry.report.lengths import described_lengths
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
@@ -96,7 +96,7 @@ class Plan:
         """Rows of the end summary: what was read, and `odd`."""
         rows = {}
         if self.lengths:
-            rows["read"] = f"texts of {described_spread(spread(self.lengths))}"
+            rows["read"] = f"texts of {described_lengths(self.lengths)}"
         if self.cut:
             rows["cut"] = f"{self.cut:,} texts at {self.entry['max_source_length']:,} tokens (--max_source_length)"
         return rows | self.odd()

@@ -5,10 +5,9 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 """
 
 import itertools
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,9 +20,9 @@ from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.gaps import source_ids
-from foundry.corpora.round_trip import LONGEST_TEXT, Losses, round_trip, sampled
 from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.modeling.loss import STATISTICS, token_metrics
+from foundry.report.losses import LONGEST_TEXT, Losses, round_trip, sampled
 from tasks.metrics.scoring import METRICS, score_predictions
 from tasks.registry import (
     answer_columns,
@@ -267,25 +266,12 @@ def class_label_ids(entry: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Te
                     f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels."
                 )
     if len(_labels_as_read_back(entry, tokenizer)) < len(entry["labels"]):
-        _refuse_labels(entry["labels"])
+        raise UserError(
+            f"--labels {','.join(entry['labels'])}: the tokenizer writes two of them with the same text. Give them "
+            "other names, or another --tokenizer_name"
+        )
     encoded = [torch.tensor(ids) for ids in encode_targets(tokenizer, entry["labels"])]
     return torch.nn.utils.rnn.pad_sequence(encoded, batch_first=True, padding_value=IGNORE_INDEX)
-
-
-def _refuse_labels(labels: list[str]) -> NoReturn:
-    """UserError for labels of which the tokenizer writes two alike."""
-    plain = [unicodedata.normalize("NFKC", label) for label in labels]
-    alike = [ascii(label) for label, one in zip(labels, plain, strict=True) if plain.count(one) > 1]
-    if alike:
-        raise UserError(
-            f"--labels {','.join(labels)}: {' and '.join(alike)} look alike, and the tokenizer writes them with the "
-            "same text. Write one class in one way, or keep them apart with a tokenizer of create_tokenizer.py "
-            "--normalization identity"
-        )
-    raise UserError(
-        f"--labels {','.join(labels)}: the tokenizer writes two of them with the same text. Give them other names, or "
-        "another --tokenizer_name"
-    )
 
 
 def answer_length(entry: dict, labels: torch.Tensor | None) -> int:

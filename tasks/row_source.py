@@ -6,7 +6,8 @@ from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
     from foundry.arguments.task import TaskArguments
-    from tasks.tasks import Task, Tasks
+    from tasks.mixture import Tasks
+    from tasks.task import Task
 
 
 class RowSource(Feature):
@@ -32,7 +33,7 @@ def task_of_entry(
     recorded: dict | None = None,
 ) -> "Task":
     """The task of an entry, with arguments as of `Task`."""
-    from tasks.tasks import Task
+    from tasks.task import Task
 
     source = features.first(RowSource)
     if source:
@@ -42,7 +43,7 @@ def task_of_entry(
 
 def tasks_of(features: Features, args: "TaskArguments") -> "Tasks":
     """The tasks that the flags name; their `data` reads the rows."""
-    from tasks.tasks import Tasks
+    from tasks.mixture import Tasks
 
     source = features.first(RowSource)
     if source:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from features.distillation import Distillation
-    from tasks.tasks import TaskData
+    from tasks.mixture import TaskData
 
 
 def teach(data: "TaskData", how: "Distillation") -> None:

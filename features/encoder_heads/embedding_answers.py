@@ -39,8 +39,8 @@ from foundry.training.batching import padding_collator
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import source_prefix
+from tasks.report import report_of_tasks
 from tasks.task_records import recorded_rows
-from tasks.tasks import TaskRows
 
 Embed = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # ids and mask [B, S] -> embeddings [B, D] in float32
 SUFFIXES = (".npy", ".parquet")
@@ -161,9 +161,10 @@ class EmbeddingAnswers(EncoderAnswers):
         embedder = embedder_of(folder := evaluation.model_name_or_path)
         (task,) = PairTasks.of_flags_and(task_args, embedder)
         loaded = LoadedPairs(task, splits_to_evaluate(evaluation, task), tokenizer, embedder)
-        loaded.trained = recorded_rows(folder).get(loaded.name)
+        loaded.trained = recorded_rows(folder).get(loaded.name, loaded.trained)
         return Evaluated(
-            rows=TaskRows([loaded]),
+            loaded=loaded,
+            report=report_of_tasks([loaded]),
             model=functools.partial(load_encoder, folder, evaluation.attn_implementation),
             trainer_type=trainer_of(embedder, task),
             collator=padding_collator(tokenizer),

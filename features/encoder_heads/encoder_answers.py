@@ -30,11 +30,12 @@ from foundry.common.processes import check_alike, finish_process_group, has_acce
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.preview import Sample, print_preview
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
 from foundry.modeling.weights import weights_of
+from foundry.report.preview import Sample, print_preview
+from foundry.report.report import Report
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
@@ -42,8 +43,8 @@ from tasks.front import Front, check_front
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import check_files
 from tasks.registry import as_list, eval_splits
+from tasks.task import LoadedTask
 from tasks.task_records import recorded_flags
-from tasks.tasks import LoadedTask, TaskRows
 
 WINDOW = 32  # batches of each process that are sorted by length and written together
 NO_SEARCH = "a head writes no text that is searched for: leave it out"
@@ -54,18 +55,15 @@ Read = tuple[list[int], int, Any]  # (ids of an input's tokens, cut; how many th
 
 @dataclasses.dataclass
 class Evaluated:
-    """What an evaluation needs. rows: of one task. model: loads it. plan: further rows of the plan."""
+    """What an evaluation needs. loaded: its task; `measured(split, output)` has the metrics of a split. report: of its
+    rows. model: loads it. plan: further rows of the plan."""
 
-    rows: TaskRows
+    loaded: Any
+    report: Report
     model: Callable[[], Any]
     trainer_type: type
     collator: Callable
     plan: dict[str, str | None]
-
-    @property
-    def loaded(self) -> Any:
-        """The task of the rows; its `measured(split, output)` has the metrics of a split."""
-        return self.rows.tasks[0]
 
 
 class EncoderReader:
@@ -177,8 +175,8 @@ class EncoderAnswers:
             check_alike(prints, "give all nodes the same files")
         model, run = found.model(), Run(args, "evaluation")
         fit_vocabulary(model, tokenizer)
-        run.announce({"checkpoint": folder} | found.plan | found.rows.described())
-        print_preview(tokenizer, found.rows.shown(whole=False))
+        run.announce({"checkpoint": folder} | found.plan | found.report.rows)
+        print_preview(tokenizer, found.report.shown(False))
         options = dict(args=args, data_collator=found.collator, processing_class=tokenizer)
         trainer = found.trainer_type(model=model, **options)
         install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])

@@ -25,7 +25,7 @@ from features.encoder_heads.encoder_answers import (
 from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens
 from features.encoder_heads.head_models import load_saved
 from features.encoder_heads.head_records import heads_of, saved_kind
-from features.encoder_heads.head_rows import HeadRows, LoadedHead
+from features.encoder_heads.head_rows import LoadedHead, report_of_head
 from features.encoder_heads.head_tasks import SOURCE_LENGTH, HeadTasks
 from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer, outputs_of
 from features.encoder_heads.tagged_texts import (
@@ -44,8 +44,8 @@ from foundry.corpora.reading import read_rows
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
+from tasks.task import LoadedTask
 from tasks.task_records import read_record, recorded_rows
-from tasks.tasks import LoadedTask
 
 # Flags of an evaluation that a head cannot follow, and why.
 _NOT_EVALUATED = {
@@ -192,9 +192,10 @@ class HeadAnswers(EncoderAnswers):
         kind = saved_kind(folder, {})
         tasks = HeadTasks(heads_of(kind), task_args, kind)
         loaded = LoadedHead(tasks, splits_to_evaluate(evaluation, tasks.tasks[0]), tokenizer)
-        loaded.trained = recorded_rows(folder).get(loaded.name)
+        loaded.trained = recorded_rows(folder).get(loaded.name, loaded.trained)
         return Evaluated(
-            rows=HeadRows([loaded]),
+            loaded=loaded,
+            report=report_of_head(loaded),
             model=functools.partial(load_saved, folder, args.device),
             trainer_type=HeadTrainer.of(kind=tasks.kind),
             collator=HeadCollator(tokenizer, tasks.kind),

@@ -2,7 +2,7 @@
 
     data = HeadData(tasks, tokenizer, training_args)  # in the place of a TaskData
     loaded = LoadedHead(tasks, ["validation"], tokenizer)  # to evaluate
-    HeadRows([loaded]).described()
+    report_of_head(loaded).rows
 
 Rows are counted as those of texts are: what repeats, what is trained on, what the tokenizer loses.
 """
@@ -23,12 +23,16 @@ from features.encoder_heads.head_kinds import Kind, Labels, Number, Tokens
 from features.encoder_heads.head_trainer import HeadCollator, HeadTrainer
 from features.encoder_heads.tagged_texts import cut_ids, first_tokens, offset_encoder
 from foundry.common.words import listed
-from foundry.corpora.preview import Sample
-from foundry.corpora.round_trip import Losses, percent
 from foundry.modeling.families import family_of, shape_of
+from foundry.report.lengths import percent
+from foundry.report.losses import Losses
+from foundry.report.preview import Sample
+from foundry.report.report import Report
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
-from tasks.tasks import LoadedTask, TaskData, TaskRows
+from tasks.mixture import TaskData
+from tasks.report import report_of_tasks
+from tasks.task import LoadedTask
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -101,43 +105,28 @@ class LoadedHead(LoadedTask):
         return scores | {"loss": float(nats / max(count, 1))}
 
 
-class HeadRows(TaskRows):
+def report_of_head(task: LoadedHead) -> Report:
     """What a plan says of the rows of a head."""
+    report = report_of_tasks([task], cut=described_cut_words)
+    report.rows["labels"] = "; ".join(filter(None, (report.rows["labels"], _described_counts(task)))) or None
+    return report
 
-    tasks: list[LoadedHead]
 
-    @property
-    def read(self) -> dict[str, dict]:
-        """As of `TaskRows`, and how often each label stands in each split."""
-        (task,), read = self.tasks, super().read
-        for split, counts in task.counts.items():
-            read["counts"][split]["labels"] = dict(counts.most_common())
-        return read
-
-    def described(self) -> dict[str, str | None]:
-        rows = super().described()
-        return rows | {"labels": "; ".join(filter(None, (rows["labels"], self._described_counts()))) or None}
-
-    def _described_counts(self) -> str | None:
-        (task,) = self.tasks
-        counts = next(iter(task.counts.values()), None)
-        if counts is None:
-            return None
-        shown = counts.most_common(SHOWN_LABELS)
-        text = ", ".join(f"{label} {percent(count / counts.total())}" for label, count in shown)
-        missing = [label for label in task.kind.labels if label not in counts]
-        return text + ", ..." * (len(counts) > len(shown)) + f"; none of {listed(missing)}" * bool(missing)
-
-    def _cut(self, task: LoadedTask) -> dict[str, str]:
-        """{split: how many of its rows are cut, and how many of their words have no label for that}."""
-        assert isinstance(task, LoadedHead)
-        return {split: text for split in task.data if (text := _described_cut(task, split))}
+def _described_counts(task: LoadedHead) -> str | None:
+    counts = next(iter(task.counts.values()), None)
+    if counts is None:
+        return None
+    shown = counts.most_common(SHOWN_LABELS)
+    text = ", ".join(f"{label} {percent(count / counts.total())}" for label, count in shown)
+    missing = [label for label in task.kind.labels if label not in counts]
+    return text + ", ..." * (len(counts) > len(shown)) + f"; none of {listed(missing)}" * bool(missing)
 
 
 SHOWN_LABELS = 6
 
 
-def _described_cut(task: LoadedHead, split: str) -> str:
+def described_cut_words(task: LoadedHead, split: str) -> str | None:
+    """How many rows of a split are cut, and how many of their words have no label for that."""
     most, places = task.entry["max_source_length"], task.places[split]
     cut = sum(size > most for size in task.sizes[split])
     lost = sum(place is None for of_row in places for place in of_row)
@@ -146,16 +135,20 @@ def _described_cut(task: LoadedHead, split: str) -> str:
     parts = [f"{cut:,} of {len(task.sizes[split]):,} rows at {most:,} tokens"] if cut else []
     parts += [f"{lost:,} words without a token"] if lost else []
     parts += [f"{shared:,} words in another's token"] if shared else []
-    return ", ".join(parts)
+    return ", ".join(parts) or None
 
 
-class HeadData(HeadRows, TaskData):
+class HeadData(TaskData):
     """The rows of a run, read and tokenised."""
 
     def loaded(self, tasks: Any) -> list[LoadedTask]:
         (task,), self.kind = tasks, tasks.kind
         self.trainer_type, self.freezes = HeadTrainer.of(kind=self.kind), tasks.heads.freeze_encoder
         return [LoadedHead(tasks, ["train", *registry.eval_splits(task.entry)], self.tokenizer)]
+
+    def report_of_rows(self) -> Report:
+        (task,) = self.tasks
+        return report_of_head(task)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel | None = None) -> Callable:  # noqa: ARG002
         return HeadCollator(tokenizer, self.kind)

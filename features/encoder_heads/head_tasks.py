@@ -37,10 +37,11 @@ from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text
 from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
-from foundry.corpora.round_trip import percent
+from foundry.report.lengths import percent
 from tasks import registry
+from tasks.mixture import Tasks
 from tasks.rows import held_out_halves
-from tasks.tasks import Task, Tasks, named_tasks
+from tasks.task import Task, named_tasks
 
 SHOWN_ROWS = 4
 SOURCE_LENGTH = 512  # tokens, where neither flag nor entry says

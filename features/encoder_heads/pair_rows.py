@@ -25,7 +25,8 @@ from foundry.modeling.families import family_of, shape_of
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
-from tasks.tasks import LoadedTask, Task, TaskData, Tasks, named_tasks
+from tasks.mixture import TaskData, Tasks
+from tasks.task import LoadedTask, Task, named_tasks
 
 LONGEST = 512  # tokens of a text where no flag says
 _OF_BATCHES = ("input_ids", "attention_mask", "labels")

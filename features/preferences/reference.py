@@ -31,7 +31,7 @@ from foundry.training.flow import SumsCallback
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from tasks.tasks import TaskData
+    from tasks.mixture import TaskData
 
 
 # ---------------------------------------------------------------- the reference

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 from constants import IGNORE_INDEX
 from features.rewards.methods import SUMS, Method
 from foundry.common.processes import print_once
-from foundry.corpora.round_trip import percent
 from foundry.model_t5 import is_adapted, weights_digest
+from foundry.report.lengths import percent
 from foundry.runs.samples import SampleSections
 from foundry.training.drawn_answers import ROW, SOURCES, draw_answers
 from foundry.training.flow import SumsCallback

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from features.server import Server
 from features.server.waiting_texts import Row, Written
-from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import decoded
+from foundry.report.preview import UNCUT
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.answering import Engine, Plan, tokenise
 from tasks.examples import class_label_ids, decode_texts

@@ -84,7 +84,7 @@ class TaskStreams(Streams, RowSource):
 
     def tasks(self, args: Any) -> Any:
         from features.streams.streamed_tasks import StreamedTasks
-        from tasks.tasks import named_tasks
+        from tasks.task import named_tasks
 
         return StreamedTasks(self, named_tasks(args, self.task))
 

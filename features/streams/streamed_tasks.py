@@ -1,5 +1,7 @@
 """Tasks whose training rows are read while the model trains. stream: the flags, in all classes."""
 
+import copy
+import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -19,12 +21,15 @@ from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import class_names_of
-from foundry.corpora.preview import files_read
 from foundry.corpora.reading import class_names
+from foundry.report.report import Report
 from tasks import examples, registry
+from tasks.mixture import TaskData, Tasks
+from tasks.report import report_of_tasks
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
+from tasks.task import LoadedTask, Task
 from tasks.task_records import STREAMED
-from tasks.tasks import LoadedTask, Task, TaskData, Tasks
+from tasks.trained_rows import TrainedRows
 
 SAMPLED = 500  # rows of a stream that are counted before it is trained on
 COUNTED = 10_000  # rows by which the number of all is estimated
@@ -111,8 +116,7 @@ class StreamedTasks(Tasks):
 class StreamedTaskData(TaskData):
     """A TaskData whose `train` is a stream. corpus: that of the training rows, which are not known beforehand."""
 
-    steps_per_epoch, holds_out, tried = None, True, 0
-    known_in = "among the streamed rows that were tried"
+    steps_per_epoch, holds_out = None, True
 
     def __init__(self, stream: TaskStreams, *others: Any):
         self.stream = stream
@@ -128,22 +132,17 @@ class StreamedTaskData(TaskData):
         record = super().record(start)
         return record | {STREAMED: {self.tasks[0].name: self.held_out}} if self.held_out else record
 
-    def count(self) -> None:
+    def report_of_rows(self) -> Report:
         """As of rows that are all there, of a sample of the stream."""
-        (task,) = self.tasks
+        task = copy.copy(self.tasks[0])
         rows = sampled_rows(task, self.corpus)
-        self.tried = len(rows)
-        trained, task.trained = task.trained, None
         if rows:
             task.rows, task.data = {"train": rows} | task.rows, {"train": tokenised_rows(task, rows)} | task.data
-            task.count("train")
-        super().count()
-        task.trained = trained  # task.json has those of all training rows, or none
-        for of_split in (task.rows, task.data):
-            of_split.pop("train", None)
-
-    def _name(self, task: Task, split: str) -> str:
-        return f"{self.tried:,} streamed" if split == "train" else super()._name(task, split)
+            task.sources = {"train": [registry.unprefixed_text(task.entry, row) for row in rows]} | task.sources
+            task.trained = TrainedRows.of_rows(task.entry, rows, task.sources["train"])
+        task.files = {"train": [getattr(self.corpus, "files", None)]} | task.files
+        known_in = "among the streamed rows that were tried"
+        return report_of_tasks([task], known_in=known_in, train=f"{len(rows):,} streamed")
 
     def training_data(self) -> StreamDataset:
         return stream_of_rows(self.tasks[0], self.corpus, self.training_args, self.stream.shuffle_buffer_size)
@@ -156,18 +155,15 @@ class StreamedTaskData(TaskData):
     def train_fingerprint(self) -> str:
         return self.corpus.fingerprint
 
-    @property
-    def read(self) -> dict[str, dict]:
-        read = super().read
-        return read | {"files": files_read({"train": [getattr(self.corpus, "files", None)]}) | read["files"]}
-
-    def plan(self, steps: int) -> dict[str, str | None]:
+    def report(self, steps: float) -> Report:
         task, passes = self.tasks[0], ""
         split = row_splitter(task.name, task.entry, task.args, corpus=self.corpus)
         if rows := self.corpus.estimated(lambda record: len(split(record)), COUNTED):
             seen = steps * global_batch_size(self.training_args) / rows
             passes = f"; seen about {seen:.3g} times: about {human_count(rows)} rows"
-        return {"stream": f"{self.corpus.description}{passes}; {self.train.described()}"} | super().plan(steps)
+        report = super().report(steps)
+        stream = {"stream": f"{self.corpus.description}{passes}; {self.train.described()}"}
+        return dataclasses.replace(report, rows=stream | report.rows)
 
 
 def stream_of_rows(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, buffer: int) -> StreamDataset:

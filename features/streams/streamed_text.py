@@ -6,7 +6,6 @@
 import io
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,13 +25,16 @@ from foundry.common.words import listed
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
-from foundry.corpora.preview import Sample, described_spread, spread
 from foundry.corpora.reading import cell_text, column_texts, read_any_rows
 from foundry.corpora.sources import builtin_sources
 from foundry.corpora.token_files import LEAST_COPY, TokenFile, TokenWriter, digest, document_encoder
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.data_t5 import FoundText, Text
+from foundry.report.preview import Sample
+from foundry.report.repeats import counted_documents
+from foundry.report.report import Report
+from foundry.report.texts import described_documents, named, report_of_text
 
 COUNTED = 20_000  # tokens of a corpus by which all of it is estimated
 SEEN = 1_000  # first documents of a stream that are compared with a --validation_file
@@ -60,7 +62,7 @@ class StreamedFoundText(FoundText):
 class StreamedText(Text):
     """A Text whose training examples are made on the fly. `files` has those of validation alone. stream: the flags."""
 
-    evaluated, read_for, known_in = CHUNKS, "read for validation ", f"among the first {SEEN:,} of"
+    evaluated, known_in = CHUNKS, f"among the first {SEEN:,} of"
     steps_per_epoch = None
 
     def __init__(self, stream: Streams, *others: Any):
@@ -101,9 +103,6 @@ class StreamedText(Text):
     def longer_validation(self) -> str:
         return "give a longer --validation_file"
 
-    def shown_of_training(self, whole: bool) -> tuple[list[Sample], str, Any]:  # noqa: ARG002
-        return self.firsts + self.shown_oddest(self.sample, self.firsts), "validation", self.validation
-
     @property
     def counted(self) -> dict[str, list[TokenFile]]:
         return {f"{sum(file.documents for file in self.sample):,} streamed": self.sample} | self.files
@@ -113,31 +112,26 @@ class StreamedText(Text):
         """Mean raw tokens of a validation example."""
         return getattr(self.validation, "tokens_length", self.objective.tokens_length)
 
-    def plan(self, steps: int) -> dict[str, str | None]:
-        rows, found, told = super().plan(steps), self.found, []
+    def report(self, steps: float) -> Report:
+        found, told = self.found, []
+        further: dict[str, str | None] = {}
+        if any(file.digests for file in self.files["validation"]):
+            documents = self.documents["validation"]
+            further["known"] = f"copies of the {documents:,} held-out documents are left out of the stream"
+        further["sample"] = described_documents(self.sample, "streamed documents ")
+        further["stream"] = self.train.described()
+        report = report_of_text(self, steps, further)
         read = steps * self.batch * self.tokens_per_example
         for name, weight, corpus in zip(found.names, found.weights, found.of_split("train"), strict=True):
             seen = "seen as often as is needed"
             if tokens := tokens_of_corpus(found, corpus):
                 seen = f"seen about {weight * read / tokens:.3g} times; about {human_count(tokens)} tokens"
-                rows["tokens"] += "" if found.is_mixed else f" (the text is {seen})"
+                if not found.is_mixed:
+                    report.rows["tokens"] = f"{report.rows['tokens']} (the text is {seen})"
             told.append(f"{name} {weight:.1%} ({seen})")
-        return rows | ({"corpora": ", ".join(told)} if found.is_mixed else {})
-
-    def plan_of_training(self) -> dict[str, str | None]:
-        lengths, tried = sum((file.lengths for file in self.sample), Counter()), next(iter(self.counted))
-        empty = sum(file.empty_documents for file in self.sample)
-        rows: dict[str, str | None] = {
-            "sample": f"{tried} documents ({empty:,} empty ones left out) of {described_spread(spread(lengths))}"
-        }
-        rows |= {"stream": self.train.described()}
-        if any(file.digests for file in self.files["validation"]):
-            documents = self.documents["validation"]
-            rows = {"known": f"copies of the {documents:,} held-out documents are left out of the stream"} | rows
-        return rows
-
-    def chunks(self) -> str:
-        return f"a stream for training, {len(self.validation or ()):,}"
+        if found.is_mixed:
+            report.rows["corpora"] = ", ".join(told)
+        return report
 
 
 def open_corpus(args: Any, skip_broken: bool = False) -> dict[str, Corpus]:
@@ -232,41 +226,45 @@ def _first_tokens(
     else:
         known = 0
         corpus.hold_out(wanted, tokens_in)
-    info = writer.finish()
     found_out = dict(known=known, digests=frozenset(digests), hashes=short_hashes(hashes))
-    return TokenFile(np.frombuffer(file.getvalue(), writer.dtype), **info, **found_out)
+    return read_back(writer, file, **found_out)
 
 
 def sample_of(found: FoundText, name: str) -> tuple[TokenFile, list[Sample]]:
     """(about SAMPLED training documents of a corpus, from its first and its middle block on; the first one of both for
     the preview). A broken row ends the sample of its half: training says what is wrong with it."""
-    corpus, file, firsts = found.sources[name]["train"], io.BytesIO(), {}
+    corpus, file, begins = found.sources[name]["train"], io.BytesIO(), {}
     writer = TokenWriter(file, found.tokenizer, document_encoder(found.tokenizer, found.ids), eos_between(found))
     document_of, parts = document_reader(found, corpus), halves_of_blocks(corpus)
     for half in parts:
-        length, begin, block = 0, writer.size, half[0]
+        length, before = 0, writer.ended
         rows = (row for number in half for _, row in corpus.rows(Piece(number)))
         try:
             for row in itertools.islice(rows, SAMPLED // len(parts)):
                 document = document_of(row)
                 writer.add(document)
-                if block not in firsts:
-                    writer.flush()
-                    firsts |= {block: slice(begin, writer.size)} if writer.size > begin else {}
                 length += len(document)
                 if length > SAMPLED_LENGTH // len(parts):
                     break
         except UserError:
+            writer.flush()
             if not writer.size:
                 raise
         writer.break_off()
         writer.flush()
+        if writer.ended > before:
+            begins[half[0]] = before
+    written, shown = read_back(writer, file), []
+    for block, place in begins.items():
+        shown.append(Sample(f"{named(found, name)}first of block {block + 1:,}", written.document(place)))
+    return written, shown[: 1 if found.is_mixed else None]
+
+
+def read_back(writer: TokenWriter, file: io.BytesIO, **found_out: Any) -> TokenFile:
+    """What was written into memory."""
     info = writer.finish()
     tokens = np.frombuffer(file.getvalue(), writer.dtype)
-    shown = [
-        Sample(f"{found.named(name)}first of block {block + 1:,}", tokens[place]) for block, place in firsts.items()
-    ]
-    return TokenFile(tokens, **info), shown[: 1 if found.is_mixed else None]
+    return TokenFile(tokens, found=counted_documents(tokens, info["places"]), **info, **found_out)
 
 
 def tokens_of_corpus(found: FoundText, corpus: Corpus) -> float | None:

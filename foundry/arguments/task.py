@@ -15,10 +15,11 @@ from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
 
-MIXING = ("proportional", "equal", "temperature")  # tasks/mixtures.py
+MIXING = ("proportional", "equal", "temperature")  # tasks/mixture.py
 TARGET_TYPES = ("class", "number", "text")
 LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
 CORRUPTED_SHARE = 0.1  # default of --span_corruption_share
+CORRUPTED = "span_corruption"  # the name of corrupted text among the parts of a mixture
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
 _HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
 _BUILTIN = ("builtin", "package_topic")  # the task if none is named

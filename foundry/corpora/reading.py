@@ -493,7 +493,7 @@ SEPARATORS = re.compile(r"[\x0b\x0c\x1c-\x1f\x85\u2028\u2029]")
 
 
 class Dedented(str):
-    """A line of plain text that was indented, as code, lists and verse are: corpora/round_trip.py counts them."""
+    """A line of plain text that was indented, as code, lists and verse are: report/losses.py counts them."""
 
     __slots__ = ()
 

@@ -23,33 +23,35 @@ from transformers import PreTrainedTokenizerBase
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.whole_folders import cached
-from foundry.corpora.counts import TokenCounter, TokenCounts
 from foundry.corpora.own_ids import IdDocument, IdEncoder, goes_on, is_blank, with_eos
-from foundry.corpora.round_trip import Losses, TextSample, round_trip
 from foundry.corpora.sources import SplitSource
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.trained_text import NOTHING, TrainedText, short_hashes
 from foundry.corpora.word_encoder import corpus_encoder, flat
+from foundry.report.files import FileCounts, kinds_of
+from foundry.report.losses import Losses, TextSample, round_trip
+from foundry.report.repeats import TokenCounts, counted_documents
 
 TOKENISE_BATCH = 2_000_000  # characters that are tokenised at once
 HELD_OUT_NEIGHBOURS = 50  # documents of a held-out stretch if their number is given
 HELD_OUT_BLOCK = (500, 65_536)  # shortest and longest stretch of characters that is held out as a whole
 LEAST_COPY = 50  # characters or ids of a document whose copies a stream leaves out: headings are no copies
 ONE_DOCUMENT = "the text is one document, which cannot be divided: write its parts on lines of a .txt"
-MOST_PLACES = 32  # documents whose places are kept, spread evenly over the file
+MOST_PLACES = 2**14  # documents whose places are kept, spread evenly over the file, and in which repeats are counted
 SCANNED = 2**24  # tokens searched at once, since the held-out share of 100 GB of text has billions
 TOKENS_FORMAT = 7  # part of the cache's keys: raise it when the same text would give other tokens
 SPLIT_FORMAT = 1  # part of the keys of text of which a part is held out: raise it when that is another part
-COUNTS_FORMAT = 2  # part of a text's key too: raise it when something else is counted of the same tokens
+COUNTS_FORMAT = 3  # part of a text's key too: raise it when something else is counted of the same tokens
 
 
 @dataclass
 class TokenFile:
     """The tokens of a split, a flat memory-mapped array, and what they were made of (0 bytes: ready-made ids).
 
-    lengths: {tokens of a document, its EOS included: how many documents have as many}. places: [number of a document,
-    where it begins, its length] of some, spread evenly. A flat array of ids counts as one document for each stretch
-    that is in this split.
+    lengths: {tokens of a document, its EOS included: how many documents have as many}. places [D, 3]: number of a
+    document, where it begins, its length, of some, spread evenly. A flat array of ids counts as one document for each
+    stretch that is in this split. files: the counts of each file, as foundry/report/files.py has them; [] where there
+    are none.
     """
 
     tokens: np.ndarray
@@ -62,9 +64,15 @@ class TokenFile:
     digests: frozenset[int] = frozenset()  # of a stream's validation: those of its documents
     hashes: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint32))  # of the documents, as TrainedText's
     lengths: Counter = field(default_factory=Counter)
-    places: list[list[int]] = field(default_factory=list)
+    places: np.ndarray = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    files: list[FileCounts] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)  # what the tokenizer loses of a sample of the documents
-    found: TokenCounts = field(default_factory=TokenCounts)  # what repeats and what is odd
+    found: TokenCounts = field(default_factory=TokenCounts)  # what repeats and what is odd, counted at these places
+
+    def document(self, place: int) -> np.ndarray:
+        """The tokens of the document at one of the places."""
+        _, begin, size = self.places[place].tolist()
+        return self.tokens[begin : begin + size]
 
     def bytes_per_token(self, eos_id: int | None = None) -> float | None:
         """Mean UTF-8 bytes of text per token, which turns nats per token into bits per byte. None for ids. eos_id: of
@@ -169,6 +177,9 @@ def _tokenised(
         for split, writer in writers.items():
             info = {"dtype": writer.dtype.name} | writer.finish()
             writer.file.close()
+            places = info.pop("places")
+            np.save(folder / f"{split}_places.npy", places)
+            info["found"] = counted_documents(_read_tokens(folder / f"{split}.bin", writer.dtype), places)
             (folder / f"{split}.json").write_text(json.dumps(info, default=asdict))
         for source in sources.values():
             source.check_unchanged()
@@ -266,13 +277,14 @@ class TokenWriter:
         eos_id: int | None,
         begins: Sequence[int] = (),
     ):
-        self.begins, self.counts = begins, TokenCounter()
+        self.begins, self.of_files = begins, np.zeros((0, 3), np.int64)  # documents, bytes, tokens of each file
         self.numbers, self.sizes = [], []  # of the documents in the batch
         self.file, self.tokenizer, self.encode, self.eos_id = file, tokenizer, encode, eos_id
         self.dtype = np.dtype(np.uint16 if vocabulary_size(tokenizer) <= 2**16 else np.uint32)
         self.info: dict[str, Any] = dict(
-            documents=0, empty_documents=0, text_bytes=0, unknown=0, before=0, lengths=Counter(), places=[]
+            documents=0, empty_documents=0, text_bytes=0, unknown=0, before=0, lengths=Counter()
         )
+        self.places = np.empty((0, 3), np.int64)
         self.batch, self.batch_size = [], 0
         self.sample = TextSample()
         self.goes_on = False  # the last document added has not ended yet
@@ -288,7 +300,7 @@ class TokenWriter:
         if isinstance(document, str):
             size = len(document.encode())
             self.info["text_bytes"] += size
-            self.sample.add(document)
+            self.sample.add(document, number)
         else:
             size = document.ids.nbytes
         self.goes_on = goes_on(document)
@@ -318,15 +330,11 @@ class TokenWriter:
         if isinstance(self.batch[0], str):
             self.info["unknown"] += int(np.count_nonzero(ids == self.tokenizer.unk_token_id))
         ids, ends = with_eos(ids, ends, self.batch, self.eos_id)
-        files: Sequence[int] = ()
         if self.begins:
-            files = np.searchsorted(self.begins, self.numbers, side="right") - 1
-        names = self.batch
-        if not isinstance(self.batch[0], str):
-            names = [document.ids.tobytes() for document in self.batch]
-            if any(map(goes_on, self.batch)):
-                names = []
-        self.counts.add(ids, ends, names, files, self.sizes, self.size)
+            files, count, lengths = self._files_of(self.numbers), len(self.begins), np.diff(ends, prepend=0)
+            more = [np.bincount(files, values, count) for values in (None, self.sizes, lengths)]
+            known = np.pad(self.of_files, ((0, count - len(self.of_files)), (0, 0)))
+            self.of_files = known + np.stack(more, axis=1).astype(np.int64)
         if not isinstance(self.batch[0], str):
             ends = ends[[not goes_on(document) for document in self.batch]]
         self._end(self.size + ends)
@@ -336,15 +344,12 @@ class TokenWriter:
     def _end(self, ends: np.ndarray) -> None:
         """Counts the documents that end at these places of the file. While the text is read nobody knows how many there
         will be, so every place is kept at first, then every second one, and so on."""
-        places, lengths = self.info["places"], np.diff(ends, prepend=self.begin).tolist()
-        self.info["lengths"].update(lengths)
-        number = -(-self.ended // self.stride) * self.stride
-        while number < self.ended + len(ends):
-            size = lengths[number - self.ended]
-            places.append([number, int(ends[number - self.ended]) - size, size])
-            if len(places) > MOST_PLACES:
-                places[:], self.stride = places[::2], 2 * self.stride
-            number += self.stride
+        lengths = np.diff(ends, prepend=self.begin)
+        self.info["lengths"].update(lengths.tolist())
+        places = np.stack([self.ended + np.arange(len(ends)), ends - lengths, lengths], axis=1)
+        self.places = np.concatenate([self.places, places[places[:, 0] % self.stride == 0]])
+        while len(self.places) > MOST_PLACES:
+            self.places, self.stride = self.places[::2], 2 * self.stride
         self.ended += len(ends)
         if len(ends):
             self.begin = int(ends[-1])
@@ -353,7 +358,20 @@ class TokenWriter:
         """Writes what is left; returns the other fields of the `TokenFile`."""
         self.flush()
         losses, _ = round_trip(self.tokenizer, self.sample.texts, self._lists_of_ids)
-        return self.info | {"losses": losses, "found": self.counts.found()}
+        return self.info | {"losses": losses, "files": self._counts_of_files(), "places": self.places}
+
+    def _files_of(self, numbers: Sequence[int]) -> np.ndarray:
+        """The number of the file that each of the documents is from."""
+        after: np.ndarray = np.searchsorted(self.begins, numbers, side="right")
+        return after - 1
+
+    def _counts_of_files(self) -> list[FileCounts]:
+        if not self.begins:
+            return []
+        texts: dict[int, list[str]] = {}
+        for file, text in zip(self._files_of(self.sample.numbers).tolist(), self.sample.texts, strict=True):
+            texts.setdefault(file, []).append(text)
+        return [[*counts, kinds_of(texts.get(file, []))] for file, counts in enumerate(self.of_files.tolist())]
 
     def _lists_of_ids(self, texts: list[str]) -> list[np.ndarray]:
         ids, ends = self.encode(texts)
@@ -394,6 +412,9 @@ def _read_token_file(folder: Path, split: str) -> TokenFile:
     path, dtype = folder / f"{split}.bin", info.pop("dtype")
     losses, found = Losses(**info.pop("losses")), TokenCounts(**info.pop("found"))
     info["lengths"] = Counter({int(length): count for length, count in info["lengths"].items()})
-    tokens = MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
-    hashes = np.load(folder / f"{split}_hashes.npy", mmap_mode="r")
-    return TokenFile(tokens, losses=losses, found=found, hashes=hashes, **info)
+    hashes, places = np.load(folder / f"{split}_hashes.npy", mmap_mode="r"), np.load(folder / f"{split}_places.npy")
+    return TokenFile(_read_tokens(path, dtype), losses=losses, found=found, hashes=hashes, places=places, **info)
+
+
+def _read_tokens(path: Path, dtype: np.dtype | str) -> np.ndarray:
+    return MappedTokens(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)

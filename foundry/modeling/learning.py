@@ -1,6 +1,6 @@
 """How a run learns from its rows: the kind of features that add to the loss of the targets, or replace it.
 
-Its callers are tasks/tasks.py (the tasks, the rows), trainer_t5.py (loss, callbacks, batches) and the memory plan. The
+Its callers are tasks/mixture.py (the tasks, the rows), trainer_t5.py (loss, callbacks, batches), the memory plan. The
 smallest example is in CONTRIBUTING.md.
 """
 
@@ -41,7 +41,7 @@ class Learning(Feature):
     def rows(self, data: Any, model: "PreTrainedModel | None") -> None:
         """Takes what it needs of a fine-tuning's rows, as texts (`task.rows[split]` of `data.tasks`, whose training
         rows are let go afterwards), and may give their tokens (`task.data[split]`) further columns. All processes call
-        this at once. data: a TaskData (tasks/tasks.py). model: with its starting weights. UserError for rows that do
+        this at once. data: a TaskData (tasks/mixture.py). model: with its starting weights. UserError for rows that do
         not go with it."""
 
     def collator(self, collator: Callable) -> Callable:

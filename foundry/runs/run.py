@@ -30,13 +30,13 @@ from foundry.common.reports import (
     write_json,
 )
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
-from foundry.corpora.preview import LINES, Sample, print_preview, recorded
-from foundry.corpora.round_trip import Losses, described_losses
-from foundry.corpora.unknown import refuse_unknown
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
 from foundry.modeling.learning import held
 from foundry.modeling.weights import adapters
+from foundry.report.preview import LINES, print_preview, recorded
+from foundry.report.report import Report
+from foundry.report.unknown import refuse_unknown
 from foundry.runs.callbacks import (
     LossCurveCallback,
     MetricsFileCallback,
@@ -76,13 +76,9 @@ class TrainingData(Protocol):
     steps_per_epoch: int | None
     flops_per_sequence: Callable[..., float]
     documents: dict[str, int]
-    read: dict[str, dict]
-    unknown: dict[str, float] | None
-    losses: dict[str, dict[str, Losses]]
     signatures: dict[str, str]
 
-    def plan(self, steps: int) -> dict[str, str | None]: ...
-    def shown(self, whole: bool) -> list[list[Sample]]: ...
+    def report(self, steps: float) -> Report: ...
     def fingerprints(self, tokenizer: Any) -> dict[str, str]: ...
     def keep(self, folder: Path) -> None: ...
 
@@ -152,9 +148,11 @@ class TrainingRun(Run):
         steps = self.trainer.rows.planned_steps(self.checkpoint)
         self._install_callbacks()
         needs = needs_of(self.trainer.model, args)
-        plan = self.plan(steps, needs)
-        preview = data.shown(whole=args.dry_run)
-        self.read = data.read | {"shown": recorded(self.trainer.processing_class, preview)}
+        report = data.report(self._steps_of_this_size(steps))
+        plan = self.plan(steps, needs, report)
+        preview = report.shown(args.dry_run)
+        self.reported: dict[str, Any] = {"read": {"shown": recorded(self.trainer.processing_class, preview)}}
+        self.reported |= {"unknown_share": report.unknown, "lost_by_the_tokenizer": plan["lost by the tokenizer"]}
         if needs.memory <= needs.memory_there:
             plan["time"] = described_time(self.trainer, steps - self.step, self._flops())
         self.rows_of_plan = {row: text for row, text in plan.items() if text is not None}
@@ -170,7 +168,7 @@ class TrainingRun(Run):
         self.announce(shown, more, *changed)
         if not args.dry_run:
             print_preview(self.trainer.processing_class, preview, LINES)
-        refuse_unknown(data.unknown, self.decision.model.most_unknown)
+        refuse_unknown(report.unknown, self.decision.model.most_unknown)
         check_plan(self.trainer.model, args, steps, needs)
         check_same_features(self.checkpoint, args.features)
         if args.dry_run:
@@ -197,7 +195,7 @@ class TrainingRun(Run):
                 write_json(path, record)
             self.data.keep(self.output_dir)
 
-    def plan(self, steps: int, needs: Needs) -> dict[str, str | None]:
+    def plan(self, steps: int, needs: Needs, report: Report) -> dict[str, str | None]:
         """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""
         args, model = self.args, self.trainer.model
         rows = {
@@ -205,8 +203,8 @@ class TrainingRun(Run):
             "layers kept": getattr(model, "kept_layers", None),
             **self.rows,
             "resumed": self.described_place(steps),
-            **self.data.plan(self._steps_of_this_size(steps)),
-            "lost by the tokenizer": described_losses(self.data.losses),
+            **report.rows,
+            **report.lost,
             "batch": self._described_batch(),
         }
         for feature in args.features:
@@ -304,9 +302,7 @@ class TrainingRun(Run):
         record[SEGMENTS] = with_segment(run_of(self.checkpoint), self.step, self.sequences)
         for feature in self.args.features:
             record |= feature.record()
-        record |= {"read": self.read, "plan": self.rows_of_plan}
-        record |= {"unknown_share": self.data.unknown, "lost_by_the_tokenizer": described_losses(self.data.losses)}
-        return record
+        return record | {"plan": self.rows_of_plan} | self.reported
 
     def finish(self, train_metrics: dict, next_command: str) -> dict:
         """Saves the model, evaluates, writes all_results.json, uploads and prints the end summary; returns the results.

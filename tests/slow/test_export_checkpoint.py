@@ -22,10 +22,10 @@ from transformers import AutoTokenizer, TrainerState
 
 import export_checkpoint
 from foundry.common.errors import UserError
-from foundry.corpora.preview import Sample, recorded
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.publishing import exports
+from foundry.report.preview import Sample, recorded
 
 ROOT = Path(export_checkpoint.__file__).resolve().parent
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)

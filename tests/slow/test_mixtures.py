@@ -26,8 +26,7 @@ import evaluate_t5
 import fine_tune_t5
 from foundry.common.reports import read_metrics
 from foundry.corpora.tokenizers import train_tokenizer
-from tasks.mixtures import Mixture, MixtureSampler, mixing_rates, shares
-from tasks.tasks import Tasks
+from tasks.mixture import Mixture, MixtureSampler, Tasks, mixing_rates, shares
 
 TIMES = ("runtime", "per_second")
 MACHINE = ("seconds", "seconds_left", "peak_memory_gib", "mfu")
@@ -211,7 +210,8 @@ class RunTest(parameterized.TestCase):
             )
         lines = [text(8) + f" {i / 10:.1f} deep_red green colour: size: echo:" for i in range(200)]
         train_tokenizer(lines, cls.folder / "tokenizer", 200)
-        cls.results = cls.run_script("whole", "--load_best_model_at_end", "false", "--save_total_limit", "20")
+        (cls.folder / "text.txt").write_text("\n".join(text(9) for _ in range(300)))
+        cls.results = cls.run_script("whole")
 
     @classmethod
     def flags(cls, name: str, *flags: str, tasks: str = "colour,size,echo") -> list[str]:
@@ -222,7 +222,8 @@ class RunTest(parameterized.TestCase):
         argv += f"--data_cache_dir {cls.folder}/cache --report_to none --disable_tqdm true --dropout_rate 0.1 "
         argv += "--per_device_train_batch_size 16 --num_train_epochs 4 --mixing temperature --logging_steps 4 "
         argv += "--eval_strategy steps --eval_steps 8 --save_strategy steps --save_steps 8 --learning_rate 0.02 "
-        argv += "--lr_scheduler_type constant_with_warmup --warmup_steps 0.05"
+        argv += "--lr_scheduler_type constant_with_warmup --warmup_steps 0.05 "
+        argv += f"--span_corruption_file {cls.folder}/text.txt --load_best_model_at_end false --save_total_limit 20"
         return [*argv.split(), *flags]
 
     @classmethod
@@ -267,7 +268,8 @@ class RunTest(parameterized.TestCase):
         self.assertEqual(record["examples"]["echo/train"], 20)
         self.assertEqual(record["arguments"]["mixing"], "temperature")
         state = json.loads((self.folder / "whole" / "trainer_state.json").read_text())
-        self.assertEqual(state["max_steps"], 4 * 7)  # 60 + 30 + 20 rows an epoch in batches of 16
+        self.assertEqual(state["max_steps"], 4 * 8)  # 60 + 30 + 20 rows an epoch and 12 of text, in batches of 16
+        self.assertRegex(record["plan"]["mixture"], r"122 rows an epoch: .*, span_corruption 12 of \d+ \(9.8 %\)")
         averages = {
             line["step"]: line["eval_average"]
             for line in read_metrics(self.folder / "whole" / "metrics.jsonl")
@@ -278,11 +280,10 @@ class RunTest(parameterized.TestCase):
 
     def test_resumed_within_an_epoch_it_ends_with_the_same_bits(self):
         shutil.copytree(self.folder / "whole", self.folder / "resumed")
-        for step in (24, 28):
+        for step in (24, 32):
             shutil.rmtree(self.folder / "resumed" / f"checkpoint-{step}", ignore_errors=True)
         (self.folder / "resumed" / "model.safetensors").unlink()
-        flags = ("--load_best_model_at_end", "false", "--save_total_limit", "20", "--resume_from_checkpoint")
-        results = self.run_script("resumed", *flags)  # from step 16, the second of the third epoch
+        results = self.run_script("resumed", "--resume_from_checkpoint")  # from step 16, within the third epoch
         weights = [(self.folder / name / "model.safetensors").read_bytes() for name in ("whole", "resumed")]
         self.assertEqual(weights[0], weights[1])
         self.assertEqual(self.without_times(results), self.without_times(self.results))
@@ -292,36 +293,6 @@ class RunTest(parameterized.TestCase):
         ]
         self.assertEqual(logged[0], logged[1])
 
-    def test_span_corruption_mixed_in_is_resumed_to_the_same_bits(self):
-        text = "\n".join(" ".join(f"abcd {n} deep_red efgh" for n in range(m, m + 9)) for m in range(300))
-        (self.folder / "text.txt").write_text(text)
-        flags = ["--span_corruption_file", f"{self.folder}/text.txt", "--span_corruption_share", "0.25"]
-        flags += ["--load_best_model_at_end", "false", "--save_total_limit", "20"]
-        without = ("--mixing", "--num_train_epochs")
-
-        def argv(*more: str) -> list[str]:
-            words = self.flags("corrupted", *flags, "--num_train_epochs", "2", *more, tasks="colour")
-            for flag in without:
-                del words[words.index(flag) : words.index(flag) + 2]
-            return words
-
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            whole = fine_tune_t5.main(argv())
-        self.assertIn("80 rows an epoch: colour 60 of 60 (75.0 %), span_corruption 20 of ", printed.getvalue())
-        self.assertNotIn("eval_span_corruption_loss", whole)
-        weights = (self.folder / "corrupted/model.safetensors").read_bytes()
-        shutil.rmtree(self.folder / "corrupted/checkpoint-10")
-        with contextlib.redirect_stdout(io.StringIO()):
-            again = fine_tune_t5.main(argv("--resume_from_checkpoint"))  # from step 8 of 10, within the second epoch
-        self.assertEqual((self.folder / "corrupted/model.safetensors").read_bytes(), weights)
-        self.assertEqual(self.without_times(again), self.without_times(whole))
-        evaluated = ["--model_name_or_path", f"{self.folder}/corrupted", "--use_cpu", "true", "--report_to", "none"]
-        with contextlib.redirect_stdout(io.StringIO()):
-            alone = evaluate_t5.main([*evaluated, "--data_cache_dir", f"{self.folder}/cache"])
-        self.assertAlmostEqual(alone["eval_near_accuracy"], whole["eval_near_accuracy"])
-        self.fails(argv("--resume_from_checkpoint", "--train_sampling_strategy", "sequential"), "in random order")
-
     def test_another_mixture_is_not_resumed(self):
         shutil.copytree(self.folder / "whole", self.folder / "other")
         flags = self.flags("other", "--resume_from_checkpoint")
@@ -330,7 +301,8 @@ class RunTest(parameterized.TestCase):
 
     def test_the_best_average_is_loaded_and_patience_ends_the_run(self):
         argv = self.flags("patient", "--early_stopping_patience", "1")
-        argv[argv.index("--learning_rate") + 1] = "0"
+        for flag, value in (("--learning_rate", "0"), ("--load_best_model_at_end", "true")):
+            argv[argv.index(flag) + 1] = value
         with contextlib.redirect_stdout(io.StringIO()):
             fine_tune_t5.main(argv)
         state = json.loads((self.folder / "patient" / "trainer_state.json").read_text())
@@ -349,15 +321,11 @@ class RunTest(parameterized.TestCase):
         ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*: needs one task"),
         ("cap", "size,echo", ["--mixing_cap", "0"], "--mixing_cap 0: must be at least 1"),
         ("temperature", "size,echo", ["--mixing_temperature", "0.5"], "--mixing_temperature 0.5: must be at least 1"),
-        (
-            "temperature_of_equal",
-            "size,echo",
-            ["--mixing", "equal", "--mixing_temperature", "3"],
-            "--mixing_temperature 3.0: needs --mixing temperature",
-        ),
+        ("of_equal", "size,echo", ["--mixing_temperature", "3", "--mixing", "equal"], "_temperature 3.0: needs"),
         ("one_task", "size", [], "--mixing temperature: needs several tasks, and --dataset_name names one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
+        ("mixing", "size,echo", ["--mixing", "random"], "--mixing random: must be one of proportional, equal, temper"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),
     )
     def test_refused(self, tasks, flags, message):
@@ -367,8 +335,3 @@ class RunTest(parameterized.TestCase):
             if flag in argv:
                 del argv[argv.index(flag) : argv.index(flag) + 2]
         self.fails([*argv, *flags], message)
-
-    def test_unknown_mixing(self):
-        flags = self.flags("refused")
-        flags[flags.index("--mixing") + 1] = "random"
-        self.fails(flags, "--mixing random: must be one of proportional, equal, temperature")

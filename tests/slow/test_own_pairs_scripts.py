@@ -22,7 +22,7 @@ import constants
 import evaluate_t5
 import fine_tune_t5
 import predict_t5
-import tasks.tasks
+import tasks.task
 
 ROOT = Path(constants.__file__).parent
 ROWS = [
@@ -155,7 +155,7 @@ class ScriptsTest(TestCase):
             (self.folder / name).write_text("".join(pairs[: None if name == "long.jsonl" else 4]))
         given = f"--train_file {self.folder}/long.jsonl --validation_file {self.folder}/dev.jsonl --source_column text "
         given += f"--target_column answer --max_target_length auto --max_eval_samples 4 {flags}"
-        with mock.patch.object(tasks.tasks, "load_rows", wraps=tasks.tasks.load_rows) as reading:
+        with mock.patch.object(tasks.task, "load_rows", wraps=tasks.task.load_rows) as reading:
             _, printed = self.fine_tune(given.split())
         trained_on = [call.args[0] for call in reading.call_args_list if call.args[3] == "train"]
         self.assertLen({*trained_on}, len(trained_on))  # each task's rows are read once

@@ -129,7 +129,7 @@ class PreviewTest(TestCase):
     def test_it_has_the_ids_that_the_model_gets(self, kind):
         objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
         text, corrupt, train = self.open(self.flags(kind, **OBJECTIVES[objective]))
-        rows = text.shown(whole=True)
+        rows = text.report(10).shown(True)
         (example,) = [row for row in rows if len(row) == 2]
         batch = corrupt([train[0]])
         self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
@@ -149,7 +149,7 @@ class CachedTextTest(TestCase):
         batch = corrupt(train.__getitems__(np.arange(BATCH)))
         self.assertEqual(batch["input_ids"].shape, (BATCH, LENGTH))
         self.assertEqual(len(text.files["validation"]), 2 if "weighted" in kind else 1)
-        for name, row in text.plan(10).items():
+        for name, row in text.report(10).rows.items():
             says_nothing = ("files", "repeats", "known", "trained before")  # unless there is something to say
             self.assertTrue(row or name in says_nothing, name)
 
@@ -158,7 +158,7 @@ class CachedTextTest(TestCase):
         with mock.patch.object(Text, "evaluated", 6):
             many = dict(validation_split_percentage=50, max_eval_samples=None)
             text, corrupt, _ = self.open(self.flags(kind, **many, **OBJECTIVES[objective]))
-        self.assertRegex(text.plan(10)["chunks"], r" 6 of \d\d+ validation")
+        self.assertRegex(text.report(10).rows["chunks"], r" 6 of \d\d+ validation")
         batch = [text.validation[number] for number in range(len(text.validation))]
         self.assertEqual(corrupt(batch)["input_ids"].shape, (6, LENGTH))
 

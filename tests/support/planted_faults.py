@@ -168,7 +168,7 @@ foundry/training/row_order.py, seen by slow/test_trainer_t5.py
   grouped_rows_in_the_same_order
   - self.generator.manual_seed(int(np.random.default_rng([self.seed, self.epoch])
   + self.generator.manual_seed(int(np.random.default_rng([self.seed])
-tasks/mixtures.py, seen by slow/test_mixtures.py
+tasks/mixture.py, seen by slow/test_mixtures.py
   a_mixture_repeats_its_first_rows
   - first = self.epoch * count
   + first = self.epoch * size
@@ -312,7 +312,7 @@ foundry/corpora/token_files.py, seen by unit/test_data_t5.py
   tokens_of_another_number_of_documents
   -     choices += [args.max_train_samples]
   -
-tasks/tasks.py, seen by unit/test_examples.py
+tasks/task.py, seen by unit/test_examples.py
   rows_for_another_prefix
   - fields = ("prefix", "inputs", "target",
   + fields = ("inputs", "target",

@@ -16,8 +16,8 @@ from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.sources import find_sources
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from foundry.features import NO_FEATURES
-from tasks.mixtures import CorruptedText, Mixture
-from tasks.tasks import Task, TaskData, Tasks
+from tasks.mixture import CorruptedText, Mixture, TaskData, Tasks
+from tasks.task import Task
 
 TEXT = sentences(400)
 
@@ -89,7 +89,7 @@ class CorruptedTextTest(parameterized.TestCase):
         self.assertIsInstance(mixture, Mixture)
         rows = round(60 * tasks / (1 - (share or 0.1)))
         self.assertEqual(mixture.counts["span_corruption"], rows - 60 * tasks)
-        self.assertGreater(made.losses["span_corruption"]["documents"].texts, 0)
+        self.assertGreater(made.of_rows.losses["span_corruption"]["documents"].texts, 0)
         numbers = list(mixture.sampler(0))
         drawn = mixture.__getitems__(numbers)
         self.assertLen(drawn, rows)

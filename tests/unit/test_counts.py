@@ -10,6 +10,8 @@ import json
 import random
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import datasets
 import numpy as np
@@ -18,12 +20,16 @@ from helpers import OVERRIDES, run_main, sentences
 
 import fine_tune_t5
 import pre_train_t5
-from foundry.corpora.counts import LONG_RUN, TokenCounter, groups_of_files, odd_file
-from foundry.corpora.preview import LINES
 from foundry.corpora.tokenizers import train_tokenizer
+from foundry.report import repeats
+from foundry.report.files import groups_of_files, kinds_of, odd_file
+from foundry.report.preview import LINES
+from foundry.report.repeats import LONG_RUN, counted, counted_documents
 from tasks.registry import unprefixed_text
-from tasks.repeated_rows import counted_rows, differ_by, near
+from tasks.repeated_rows import described_known_rows, described_repeated_rows
 from tasks.trained_rows import TrainedRows
+
+EMPTY = [0, 0, 0, {}]
 
 
 def text_of(rows: list[list[str]]) -> str:
@@ -33,35 +39,27 @@ def text_of(rows: list[list[str]]) -> str:
 
 
 class CountsTest(parameterized.TestCase):
-    @parameterized.product(seed=(0, 1, 2, 3), batch=(1, 7, 1_000))
-    def test_as_plain_python_counts(self, seed, batch):
+    @parameterized.parameters(0, 1, 2, 3)
+    def test_as_plain_python_counts(self, seed):
         chooser = random.Random(seed)
         documents = [chooser.choices(range(9), k=chooser.randrange(12)) for _ in range(300)]
-        documents[40] += [5] * 30  # the end of a batch, where it is one document
-        files = sorted(chooser.choices(range(3), k=300))
-        counts, begin = TokenCounter(), 0
-        for some in batches(300, batch):
-            ids = np.array([token for number in some for token in documents[number]], np.int32)
-            ends = np.cumsum([len(documents[number]) for number in some])
-            names = [str(documents[number]) for number in some]
-            of_files = [files[number] for number in some], [2 * len(documents[number]) for number in some]
-            counts.add(ids, ends, names, *of_files, begin)
-            begin += len(ids)
-        found = counts.found()
-        flat = list(itertools.chain.from_iterable(documents))
-        (token, times), *_ = Counter(flat).most_common(1)
+        documents[40] += [5] * 30
+        flat, sizes = list(itertools.chain.from_iterable(documents)), list(map(len, documents))
+        ends = np.cumsum(sizes)
+        places = np.stack([np.arange(300), ends - sizes, sizes], axis=1)
+        found = counted_documents(np.array(flat, np.uint16), places)
         self.assertEqual((found.tokens, found.documents), (len(flat), 300))
-        self.assertEqual(found.token[1], times)
+        self.assertEqual(found.token[1], max(Counter(flat).values()))
         runs = [(key, len(list(group))) for key, group in itertools.groupby(flat)]
-        if batch == 1_000:
-            self.assertEqual(found.run, list(max(runs, key=lambda run: run[1])))
-            self.assertEqual(found.in_runs, sum(size for _, size in runs if size >= LONG_RUN))
-        name, most = Counter(map(str, documents)).most_common(1)[0]
-        times, first, size = found.copies
-        self.assertEqual((times, str(flat[first : first + size])), (most, name))
-        for file in range(3):
-            mine = [document for document, of in zip(documents, files, strict=True) if of == file]
-            self.assertEqual(found.files[file], [len(mine), 2 * sum(map(len, mine)), sum(map(len, mine))])
+        self.assertEqual(found.run, list(max(runs, key=lambda run: run[1])))
+        self.assertEqual(found.in_runs, sum(size for _, size in runs if size >= LONG_RUN))
+        times, place = found.copies
+        self.assertEqual(times, max(Counter(map(str, documents)).values()))
+        self.assertEqual(documents.count(documents[place]), times)
+        with mock.patch.object(repeats, "MOST_TOKENS", len(flat) // 3):  # of every third or fourth document
+            some = counted_documents(np.array(flat, np.uint16), places)
+        self.assertLess(some.tokens, len(flat) / 2)
+        self.assertEqual(documents.count(documents[some.copies[1]]) > 1, some.copies[0] > 1)
 
     @parameterized.named_parameters(
         ("other_letters", lambda chooser: [chooser.randrange(500, 900) for _ in range(60)]),
@@ -74,72 +72,51 @@ class CountsTest(parameterized.TestCase):
         weights = [1 / rank for rank in range(1, 501)]  # Zipf's law
         documents = [chooser.choices(range(500), weights, k=chooser.randrange(1, 200)) for _ in range(500)]
         documents.insert(321, planted(chooser))
-        counts = TokenCounter()
-        for some in (documents[:300], documents[300:]):
-            begin = counts.found().tokens
-            counts.add(np.concatenate(some), np.cumsum(list(map(len, some))), begin=begin)
-        number, begin, size, _ = counts.found().oddest
-        flat = list(itertools.chain.from_iterable(documents))
-        self.assertEqual((number, flat[begin : begin + size]), (321, documents[321]))
+        found = counted(np.concatenate(documents), np.cumsum(list(map(len, documents))))
+        self.assertEqual(found.oddest[0], 321)
 
     def test_files(self):
-        names = [f"train-{n:05}-of-00016.txt" for n in range(16)] + [
-            "validation-0.txt",
-            "validation-1.txt",
-            "test-0.txt",
-        ]
-        groups = groups_of_files([Path("data") / name for name in names], [[1, 4, 1]] * 19)
-        self.assertEqual(groups, {"train-*": [16, 64, 16], "validation-*": [2, 8, 2], "test-*": [1, 4, 1]})
+        counts = {"train": 16, "validation": 2, "test": 1}
+        names = [f"{split}-{n:05}-of-00016.txt" for split, count in counts.items() for n in range(count)]
+        groups = groups_of_files([Path("data") / name for name in names], [[1, 4, 1, {}]] * 19)
+        self.assertEqual(groups, {"train-*": [16, 16], "validation-*": [2, 2], "test-*": [1, 1]})
         mixed = [Path(name) if number % 2 else Path("data", name).absolute() for number, name in enumerate(names)]
         self.assertLen(groups_of_files(mixed, []), 3)  # relative and absolute names
-        self.assertEqual(groups_of_files([Path(f"wiki_{n:02}") for n in range(40)], []), {})
-        self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abcdefgh"], []), {})
-        self.assertEqual(groups_of_files([Path(f"{letter}.txt") for letter in "abc"], [[0, 0, 0]] * 3), {})
-        self.assertIsNone(odd_file([[1, 400, 100 + n] for n in range(5)]))
-        odd = odd_file([[1, 400, 300 if n == 3 else 100] for n in range(5)] + [[0, 0, 0]])
-        self.assertEqual(odd, {"number": 3, "share": round(3 / 7, 4), "rate": 0.75, "others": 0.25})
-        self.assertEqual(odd_file([[0, 0, 0]] + [[1, 400, 100]] * 5 + [[1, 4000, 1000]])["number"], 6)
+        for others in ([f"wiki_{n:02}" for n in range(40)], list("abcdefgh"), list("abc")):
+            self.assertEqual(groups_of_files(list(map(Path, others)), []), {})
 
+    @parameterized.named_parameters(
+        ("ordinary", [[1, 400, 100 + n, {}] for n in range(5)], None),
+        ("tokens_a_byte", [[1, 400, 300 if n == 3 else 100, {}] for n in range(5)] + [EMPTY], 3),
+        ("large", [EMPTY] + [[1, 400, 100, {}]] * 5 + [[1, 4000, 1000, {}]], 6),
+        ("characters", [*[[1, 400, 100, {"Latin letters": 300}]] * 3, [1, 400, 100, {"digits": 300}]], 3),
+        ("too_few_to_tell", [[1, 400, 100, {"Latin letters": 300}], [1, 400, 100, {"digits": 9}]], None),
+    )
+    def test_the_odd_file(self, counts, number):
+        self.assertEqual((odd_file(counts) or [None])[0], number)
 
-def batches(count: int, size: int) -> list[range]:
-    return [range(start, min(start + size, count)) for start in range(0, count, size)]
+    def test_kinds_of_characters(self):
+        wanted = {"Latin letters": 6, "digits": 3, "Cyrillic letters": 2, "Chinese letters": 1, "others": 2}
+        self.assertEqual(kinds_of(["Ab\u00e9 12\u0663", "xyz \u0436\u0416, \u4e2d."]), wanted)
 
 
 class RowsTest(parameterized.TestCase):
-    TASK = dict(inputs={"": "a"}, target="b", target_type="text", prefix="do: ")
-
-    @parameterized.parameters(*range(5))
-    def test_words_that_differ(self, seed):
-        """Against the table of Wagner and Fischer."""
-        chooser = random.Random(seed)
-        for _ in range(200):
-            one, other = (chooser.choices("abc", k=chooser.randrange(7)) for _ in range(2))
-            before = list(range(len(other) + 1))
-            for row, a in enumerate(one, start=1):
-                line = [row]
-                for column, b in enumerate(other, start=1):
-                    line.append(min(before[column] + 1, line[-1] + 1, before[column - 1] + (a != b)))
-                before = line
-            for most in (0, 1, 2):
-                self.assertEqual(differ_by(one, other, most), before[-1] <= most)
-
-    def test_templates_on_both_sides(self):
-        things, days = ["kettle", "tent", "clock", "blue jacket"], ["Monday", "Friday", "March"]
-        rows = [f"will the {thing} be in stock again on {day}?" for thing in things for day in days]
-        found, _ = near(rows[::2], rows[1::2])
-        other = [f"{line} once" for line in sentences(50)]
-        self.assertEqual((found, near(rows, other)[0], near(other, rows)[0]), (6, 0, 0))
+    ENTRY = dict(inputs={"": "a"}, target="b", target_type="text", prefix="do: ")
 
     def test_counts(self):
         train = [{"a": f"q{n}", "b": "same"} for n in range(10)] + [{"a": "id", "b": "text"}] * 19
         train += [{"a": "q1", "b": "other"}]
         rows = {"train": train, "dev": [{"a": "q2", "b": "x"}, {"a": "text", "b": "id"}]}
-        sources = {split: [unprefixed_text(self.TASK, row) for row in rows[split]] for split in rows}
-        trained = TrainedRows.of_rows(self.TASK, train, sources["train"])
-        counts = counted_rows("", self.TASK, rows, sources, trained)
-        self.assertEqual(counts["train"].row, ["id", "text", 19])
-        self.assertEqual((counts["train"].target, counts["train"].several), (["text", 19], 2))
-        self.assertEqual((counts["dev"].known, counts["dev"].swapped), (1, 1))
+        sources = {split: [unprefixed_text(self.ENTRY, row) for row in rows[split]] for split in rows}
+        trained = TrainedRows.of_rows(self.ENTRY, train, sources["train"])
+        task = SimpleNamespace(name="", entry=self.ENTRY, rows=rows, sources=sources, trained=trained)
+        self.assertEqual(
+            described_repeated_rows(task, "train"),
+            '"id" -> "text" stands 19 times; 63 % of the targets are "text"; '
+            "2 rows have a source that stands with other targets too",
+        )
+        known = "2 of 2 dev sources are trained on, 1 of them with source and target swapped"
+        self.assertEqual(described_known_rows(task, "dev", "trained on"), known)
 
 
 class ScriptsTest(parameterized.TestCase):
@@ -196,6 +173,17 @@ class ScriptsTest(parameterized.TestCase):
         self.write("x/encoded.txt", numbers)
         printed = self.pre_train("--train_file", self.folder / "x/*.txt", *self.tokenizer())
         self.assertRegex(printed, r"files +encoded.txt has \d\d % of the tokens of train")
+
+    def test_one_file_of_other_characters(self):
+        """A tokenizer that is trained on both needs about as many tokens a byte for one as for the other."""
+        chooser = random.Random(0)
+        for seed, name in enumerate("abc"):
+            self.write(f"x/{name}.txt", sentences(500, seed))
+        numbers = [" ".join(str(chooser.randrange(10_000)) for _ in range(12)) for _ in range(900)]
+        self.write("x/odd.txt", numbers)
+        printed = self.pre_train("--train_file", self.folder / "x/*.txt", "--vocab_size", 800)
+        odd = r"odd.txt has \d\d % of the tokens of train, 100 % of its characters are digits, of the others' 0 %"
+        self.assertRegex(" ".join(printed.split()), odd)
 
     def test_a_corpus_of_markup(self):
         first = self.write("plain.txt", sentences(200))

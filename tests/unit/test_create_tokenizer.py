@@ -136,6 +136,8 @@ class IdsTest(TestCase):
         self.assertEqual([tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id], [0, 1, 2])
         sentinels = [f"<extra_id_{number}>" for number in range(NUM_SENTINELS)]
         self.assertEqual(tokenizer.convert_tokens_to_ids(sentinels), list(range(1099, 999, -1)))
+        self.assertEqual(tokenizer("<extra_id_7>")["input_ids"], [1092, 1])  # typed in by a user: special
+        self.assertIsNone(tokenizer.bos_token_id)
         self.assertEqual(config.vocab_size, 1152)  # the next multiple of 64
         self.assertEqual([config.pad_token_id, config.eos_token_id, config.decoder_start_token_id], [0, 1, 0])
         self.assertEqual(config.model_type, "t5")

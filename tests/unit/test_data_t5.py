@@ -138,6 +138,7 @@ class ReadTextTest(TestCase):
         ("old_mac_line_ends", b"one\rtwo", ["one", "two"]),
         ("control_characters", b"o\x00n\x07e\x1b\ntw\x7fo\ta\x0b", ["one", "two\ta"]),
         ("empty_file", b"", []),
+        ("entities_and_tags", b"a &amp; b\n</doc>\n<doctor id=1>", ["a &amp; b", "</doc>", "<doctor id=1>"]),
     )
     def test_characters(self, content, documents):
         self.assertEqual(list(read_documents(self.write("a.txt", content), "text")), documents)
@@ -176,10 +177,6 @@ class ReadTextTest(TestCase):
         )
         documents = ["Anarchism\nA <b> & c.\nSecond line.", "", "", "Open\nThe file ends here."]
         self.assertEqual(list(read_documents(path, "text")), documents)
-
-    def test_entities_and_tags_of_plain_text_stay(self):
-        lines = ["a &amp; b", "</doc>", "<doc>", "<doctor id=1>"]
-        self.assertEqual(list(read_documents(self.write("a.txt", "\n".join(lines)), "text")), lines)
 
     @parameterized.parameters("", ".gz")
     def test_not_utf8_is_named(self, compression):
@@ -276,46 +273,28 @@ class ReadRowsTest(TestCase):
         self.assertEqual(list(read_rows(self.write(name, content))), [row])
 
     @parameterized.named_parameters(
-        ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', r"a.jsonl, line 3: broken JSON \(Expecting"),
-        ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', r"a.json, line 2: broken JSON \(Expecting value"),
-        ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: must be a JSON object, got list"),
-        ("json_lines_of_an_array", "a.jsonl", '[{"text": "x"}]', "a.jsonl, row 1: .* is one array is called .json"),
-        ("json_control", "a.jsonl", '{"text": "x\ty"}', r"line 1: broken JSON \(Invalid control character at\)"),
-        ("json_python", "a.jsonl", "{'text': None}", r"line 1: broken JSON \(values as Python prints them"),
-        ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: no column text; available: body"),
-        ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: no column text; available: body, id"),
-        ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields, the header has 2"),
-        ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields, the header has 2"),
-        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", r"a.csv: not UTF-8 text \(byte 0xff at 5\)"),
-        ("tsv_short", "a.tsv", "text\tid\nx\t1\ny\n", "a.tsv, line 3: 1 fields, the header has 2"),
-        ("tsv_long", "a.tsv", "text\tb\tc\n0\t0\t0\n1\tx\n2\ty\tz\n", "a.tsv, line 3: 2 fields, the header has 3"),
-        (
-            "tsv_open_quote",
-            "a.tsv",
-            'text\tb\tc\n0\t0\t0\n1\t"x\n2\ty\tz\n',
-            "a.tsv, line 3: 2 fields, the header has 3",
-        ),
-        (
-            "tsv_quoted_lines",
-            "a.tsv",
-            'text\tb\tc\n0\t0\t0\n1\t"x\ny"\tz\tmore\n',
-            r"line 3: \d fields, the header has 3",
-        ),
-        ("tsv_quoted", "a.tsv", 'text\tb\tc\n0\t0\t0\n1\t"x"\n2\ty\tz\n', "a.tsv, line 3: 2 fields, the header has 3"),
-        ("parquet", "a.parquet", b"PAR1 and nothing more", "a.parquet: cannot be read"),
+        ("json_line", "a.jsonl", '{"text": "x"}\n\n{"text": "y"\n', "a.jsonl, line 3"),
+        ("json_array", "a.json", '[{"text": "x"},\n {"text": }]', "a.json, line 2"),
+        ("json_no_object", "a.jsonl", '{"text": "x"}\n["y"]', "a.jsonl, row 2: .* got list"),
+        ("json_lines_of_an_array", "a.jsonl", '[{"text": "x"}]', "a.jsonl, row 1: .* called .json"),
+        ("json_control", "a.jsonl", '{"text": "x\ty"}', "line 1: .*Invalid control character"),
+        ("json_python", "a.jsonl", "{'text': None}", "line 1: .*as Python prints them"),
+        ("json_column", "a.jsonl", '{"text": "x"}\n{"body": "y"}', "a.jsonl, row 2: .* text; available: body"),
+        ("csv_column", "a.csv", "body,id\nx,1\n", "a.csv, row 1: .* text; available: body, id"),
+        ("csv_short", "a.csv", "text,id\nx,1\ny\n", "a.csv, line 3: 1 fields"),
+        ("csv_long", "a.csv", "text,id\nx,1,2\n", "a.csv, line 2: 3 fields"),
+        ("csv_encoding", "a.csv", b"text\n\xff\xfe\n", "a.csv: .*byte 0xff at 5"),
+        ("tsv_short", "a.tsv", "text\tid\nx\t1\ny\n", "a.tsv, line 3: 1 fields"),
+        ("tsv_long", "a.tsv", "text\tb\tc\n0\t0\t0\n1\tx\n2\ty\tz\n", "a.tsv, line 3: 2 fields"),
+        ("tsv_open_quote", "a.tsv", 'text\tb\tc\n0\t0\t0\n1\t"x\n2\ty\tz\n', "a.tsv, line 3: 2 fields"),
+        ("tsv_quoted_lines", "a.tsv", 'text\tb\tc\n0\t0\t0\n1\t"x\ny"\tz\tmore\n', "a.tsv, line 3: . fields"),
+        ("tsv_quoted", "a.tsv", 'text\tb\tc\n0\t0\t0\n1\t"x"\n2\ty\tz\n', "a.tsv, line 3: 2 fields"),
+        ("parquet", "a.parquet", b"PAR1 and nothing more", "a.parquet: "),
+        ("a_list", "a.jsonl", '{"text": ["a", "b"]}\n', "a.jsonl, row 1: the column text .*list"),
     )
     def test_errors_name_file_and_place(self, name, content, message):
         with self.assertRaisesRegex(ValueError, message):
-            list(read_rows(self.write(name, content), ["text"]))
-
-    def test_a_column_of_something_else_is_no_text(self):
-        path = self.write("a.jsonl", '{"text": null}\n{"text": ["a", "b"]}\n')
-        documents = read_documents(path, "text")
-        self.assertEqual(next(documents), "")
-        with self.assertRaisesRegex(
-            ValueError, "a.jsonl, row 2: the column text holds no text, but a value of type list"
-        ):
-            next(documents)
+            list(read_documents(self.write(name, content), "text"))
 
 
 class ReadTsvTest(TestCase):
@@ -712,15 +691,6 @@ class TokenizerTest(TestCase):
             with mock.patch(place, side_effect=error), self.assertRaisesRegex(UserError, f"^{line}"):
                 load_tokenizer(str(self.folder / "t"))
 
-    def test_special_tokens_are_at_the_places_of_t5(self):
-        named = {"pad_token_id": 0, "eos_token_id": 1, "unk_token_id": 2}
-        self.assertEqual({name: getattr(self.tokenizer, name) for name in named}, named)
-        self.assertLen(self.tokenizer, VOCAB_SIZE)
-        np.testing.assert_array_equal(find_sentinel_ids(self.tokenizer), VOCAB_SIZE - 1 - np.arange(100))
-        self.assertEqual(self.tokenizer("x")["input_ids"][-1], 1)
-        self.assertEqual(self.tokenizer("<extra_id_7>")["input_ids"][-2], VOCAB_SIZE - 8)  # typed in by a user: special
-        self.assertIsNone(self.tokenizer.bos_token_id)
-
     @parameterized.parameters("plain", "bytes")
     def test_ids_are_those_of_sentencepiece(self, name):
         reference = sentencepiece.SentencePieceProcessor(model_file=str(TRAINED / name / "spiece.model"))
@@ -733,15 +703,6 @@ class TokenizerTest(TestCase):
             scores = [sum(map(reference.get_score, ids)) for ids in (found[n], expected[n])]
             self.assertAlmostEqual(*scores, places=3, msg=lines[n])
         self.assertLess(len(unlike), len(lines) / 100)
-
-    def test_unknown_letters(self):
-        self.assertIn(2, plain_encoder(self.tokenizer)(["a 😀"])[0])
-        tokenizer = load_tokenizer(str(TRAINED / "bytes"))
-        ids = tokenizer("Té 😀 中", add_special_tokens=False)["input_ids"]
-        self.assertNotIn(2, ids)
-        self.assertEqual(tokenizer.decode(ids), "Té 😀 中")
-        self.assertEqual((tokenizer.eos_token_id, tokenizer.pad_token_id, len(tokenizer)), (1, 0, VOCAB_SIZE + 256))
-        np.testing.assert_array_equal(find_sentinel_ids(tokenizer), len(tokenizer) - 1 - np.arange(100))
 
     @parameterized.parameters(True, False)
     def test_unknown_letters_where_unk_is_not_token_2(self, byte_fallback):
@@ -782,10 +743,6 @@ class TokenizerTest(TestCase):
         with mock.patch("os.cpu_count", lambda: 1):
             train_tokenizer(LINES, self.folder, VOCAB_SIZE)
         self.assertEqual((self.folder / "spiece.model").read_bytes(), (TRAINED / "plain/spiece.model").read_bytes())
-
-    def test_letters_keep_their_case(self):
-        pieces = self.tokenizer.convert_ids_to_tokens(range(3, VOCAB_SIZE - 100))
-        self.assertTrue(any(piece != piece.lower() for piece in pieces))
 
     def test_too_little_text(self):
         too_few = "--vocab_size 5000: .*it is enough for 112 tokens; give --byte_fallback true .* 368 or less, or more"
@@ -839,12 +796,12 @@ class PlainEncoderTest(TestCase):
         mt5_like.add_tokens([f"<extra_id_{n}>" for n in range(100)], special_tokens=True)
         mt5_like.add_tokens(["two"])  # an added word that is not special stays one
         for tokenizer in (t5, mt5_like, ByT5Tokenizer()):
+            before = tokenizer(self.TEXT)["input_ids"]
             ids = plain_encoder(tokenizer)([self.TEXT, "word5 two"])
+            self.assertEqual(tokenizer(self.TEXT)["input_ids"], before, "the tokenizer itself is as it was")
             special = {*tokenizer.all_special_ids, *find_sentinel_ids(tokenizer).tolist()} - {tokenizer.unk_token_id}
             self.assertEmpty(special & {*ids[0], *ids[1]}, type(tokenizer).__name__)
-            self.assertTrue(
-                special & set(tokenizer(self.TEXT)["input_ids"]), "the tokenizer itself does, or nothing is shown"
-            )
+            self.assertTrue(special & {*before}, "the tokenizer itself does, or nothing is shown")
         self.assertEqual(list(ids[1]), [ord(letter) + 3 for letter in "word5 two"])
         self.assertEqual(plain_encoder(mt5_like)(["word5 two word6"])[0], [5, 300, 6])
 
@@ -866,12 +823,6 @@ class PlainEncoderTest(TestCase):
         self.assertLen(tokenizer.backend_tokenizer.encode(LINES[0]).ids, 4)
         for one in (tokenizer, load_tokenizer(str(self.folder))):
             self.assertEqual(plain_encoder(one)([LINES[0]]), whole)
-
-    def test_the_tokenizer_itself_is_not_changed(self):
-        tokenizer = load_tokenizer(str(TRAINED / "plain"))
-        before = tokenizer(self.TEXT)["input_ids"]
-        plain_encoder(tokenizer)([self.TEXT])
-        self.assertEqual(tokenizer(self.TEXT)["input_ids"], before)
 
 
 # ---------------------------------------------------------------- tokens and their cache
@@ -916,13 +867,9 @@ class TokenisedTest(TestCase):
         self.assertEqual(total, sum(len(line.encode()) for line in LINES))
         self.assertAlmostEqual(tokens["validation"].text_bytes / total, 0.1, delta=0.01)
         self.assertLen(tokens["train"].tokens, len(self.ids(LINES)) - len(tokens["validation"].tokens))
-
-    def test_a_few_documents_of_a_large_text_still_leave_some_to_validate(self):
-        path = self.write("large.txt", "\n".join(LINES * 30))
-        tokens = self.tokens(path, max_train_samples=500)
-        self.assertEqual(sum(file.documents for file in tokens.values()), 500)
-        self.assertEqual(tokens["train"].documents + tokens["validation"].documents, 500)
-        self.assertGreater(tokens["validation"].documents, 5)
+        few = self.tokens(path, max_train_samples=500)
+        self.assertEqual(few["train"].documents + few["validation"].documents, 500)
+        self.assertGreater(few["validation"].documents, 5)
 
     @parameterized.product(
         copies=(1, 2, 100),
@@ -1104,26 +1051,6 @@ class CachedTest(TestCase):
         with mock.patch.dict(os.environ, RANK="1"):  # a file that was cut is noticed by every process
             self.assertEqual((cached(self.folder, "thing", "k", write_done) / "x").read_text(), "done")
 
-    def test_contents_are_read_again_only_where_size_time_or_inode_changed(self):
-        """As git's index does: two terabytes of tokens were read at every start."""
-        file, hour = cached(self.folder, "thing", "k", write_done) / "x", 3600 * 10**9
-
-        def read() -> int:
-            with mock.patch.object(digests, "file_digest", wraps=digests.file_digest) as reads:
-                self.assertEqual(cached(self.folder, "thing", "k", write_done) / "x", file)
-            return reads.call_count
-
-        self.assertEqual(read(), 0, "it was read when it was made")
-        os.utime(file, ns=(time.time_ns() - hour // 2, time.time_ns() - hour // 2))
-        self.assertEqual((read(), read()), (1, 0))
-        file.write_text("done")  # just now: it may change again within this tick of the clock
-        self.assertEqual((read(), read()), (1, 1))
-        file.write_text("DONE")
-        read()
-        self.assertEqual(file.read_text(), "done", "it was damaged, and is made again")
-        (self.folder / digests.DIGESTS).write_text('{"cut')
-        self.assertEqual((read(), file.read_text()), (1, "done"))
-
     @parameterized.named_parameters(
         ("cut", lambda folder: (folder / "x").write_text("don")),
         ("missing_file", lambda folder: (folder / "x").unlink()),
@@ -1167,19 +1094,6 @@ class CachedTest(TestCase):
             cached(self.folder, "thing", "k", build)
         self.assertEmpty(list(self.folder.iterdir()))
 
-    def test_a_killed_build_is_not_taken_for_whole(self):
-        def killed(folder):
-            (folder / "x").write_text("half")
-            os._exit(9)  # no clean-up runs, as after kill -9
-
-        child = os.fork()
-        if child == 0:
-            cached(self.folder, "thing", "k", killed)
-        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 9)
-        self.assertLen(list(self.folder.iterdir()), 1, "the half-written folder is still there")
-        whole = cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
-        self.assertEqual((whole / "x").read_text(), "whole")
-
     def test_what_killed_builds_leave_goes_after_a_day(self):
         for name, days in ((".thing-abcd1234", 2), (".thing-abcd1235", 0), (".thing-of-mine", 2), (".git", 2)):
             (self.folder / name).mkdir()
@@ -1189,16 +1103,6 @@ class CachedTest(TestCase):
         cached(self.folder, "thing", "k", lambda folder: (folder / "x").write_text("whole"))
         left = sorted(path.name for path in self.folder.iterdir())
         self.assertEqual(left, [".git", ".thing-abcd1235", ".thing-of-mine", digests.DIGESTS, "thing-k"])
-
-    def test_two_processes_at_once(self):
-        def build(folder):
-            (folder / "x").write_text("mine")
-            (self.folder / "thing-k").mkdir()  # the other process is done while this one still writes
-            (self.folder / "thing-k" / "x").write_text("theirs")
-            write_manifest(self.folder / "thing-k")
-
-        self.assertEqual((cached(self.folder, "thing", "k", build) / "x").read_text(), "theirs")
-        self.assertEqual([path.name for path in self.folder.iterdir()], ["thing-k"])
 
 
 class SplitDocumentsTest(parameterized.TestCase):

@@ -16,18 +16,19 @@ import torch
 from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
+import tasks.task
 from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments, check_task
 from foundry.common.errors import UserError
-from foundry.corpora.preview import UNCUT
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
-from tasks import examples, registry, tasks
+from foundry.report.preview import UNCUT
+from tasks import examples, registry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows
-from tasks.tasks import LoadedTask, Task
+from tasks.task import LoadedTask, Task
 from tools import installed_docs
 
 GLUE = DATASET_VALS["glue"]
@@ -643,7 +644,7 @@ class PrepareSplitTest(TestCase):
             with self.assertRaisesRegex(AssertionError, "tokenised again"):
                 self.prepare()
         self.prepare()
-        self.enterContext(mock.patch.object(tasks, "ROWS_FORMAT", tasks.ROWS_FORMAT + 1))
+        self.enterContext(mock.patch.object(tasks.task, "ROWS_FORMAT", tasks.task.ROWS_FORMAT + 1))
         self.enterContext(mock.patch.object(examples, "build_tokenize_function", uncut_alone))
         with self.assertRaisesRegex(AssertionError, "tokenised again"):
             self.prepare()
@@ -667,10 +668,10 @@ class PrepareSplitTest(TestCase):
             "w": [1.5],
             "c": [ids("y", 8)],
         }
-        self.assertEqual((tasks.ROWS_FORMAT, made), (6, wanted))
+        self.assertEqual((tasks.task.ROWS_FORMAT, made), (6, wanted))
 
     def test_a_label_that_no_row_has_is_mentioned(self):
-        with mock.patch.object(tasks, "print_once") as printed:
+        with mock.patch.object(tasks.task, "print_once") as printed:
             self.prepare()
             printed.assert_called_once_with("task rte, train: no row has the label not_entailment")
             printed.reset_mock()

@@ -36,7 +36,7 @@ from foundry.common.help import introduction
 from foundry.common.processes import RED, Painted, print_once, say, show_libraries_messages_visibly
 from foundry.common.reports import WIDTH, aligned_cells, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
-from tasks.tasks import Tasks
+from tasks.mixture import Tasks
 from tools import plot_runs, report_glue, sweep_t5
 
 ROOT = Path(constants.__file__).parent

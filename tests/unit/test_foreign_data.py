@@ -40,8 +40,8 @@ from foundry.corpora.own_ids import read_ids
 from foundry.corpora.reading import class_names, python_rows, read_documents
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import MappedTokens
+from tasks.mixture import Tasks
 from tasks.rows import load_rows
-from tasks.tasks import Tasks
 
 # As `datasets` writes the type of a column into a parquet file.
 TYPES = {

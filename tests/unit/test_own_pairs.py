@@ -24,16 +24,16 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
 from foundry.corpora.reading import read_documents, read_rows
-from foundry.corpora.round_trip import described_losses
 from foundry.modeling.loss import STATISTICS
+from foundry.report.losses import described_losses
 from tasks import examples
-from tasks.examples import class_label_ids
+from tasks.mixture import TaskData, Tasks
 from tasks.own_entry import as_source, translated
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows
+from tasks.task import LoadedTask, Task
 from tasks.task_records import recorded_flags, task_record
-from tasks.tasks import LoadedTask, Task, TaskData, Tasks
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -553,14 +553,14 @@ class ReadTest(TestCase):
         """Labels that are found in the training rows stand in alphabetical order; numbers may follow another."""
         made = ([{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev))
         data, _ = self.load(*made, "--target_type class")
-        self.assertEqual(data.described()["labels"], told)
+        self.assertEqual(data.report(1).rows["labels"], told)
 
     def test_targets_that_are_their_sources_are_counted(self):
         """Untranslated rows; one in 201 is as many as ordinary pairs have, and is not told. Nor are empty rows."""
         rows = [{"q": f"text {n} ", "a": f"text {n}" if n % 5 == 2 else f"testo {n}"} for n in range(90)]
         usual = [{"q": f"text {n}", "a": f"testo {n}" if n else "text 0"} for n in range(201)]
         data, _ = self.load([*rows, {"q": "", "a": ""}], usual, "--source_prefix it")
-        self.assertEqual(data.described()["unchanged"], "18 of 91 targets are their sources (train)")
+        self.assertEqual(data.report(1).rows["unchanged"], "18 of 91 targets are their sources (train)")
         entry = data.tasks[0].entry | {"max_piece_length": 200}
         for changes in (entry, entry | {"target_type": "number"}):
             self.assertIsNone(examples.unchanged_targets(changes, rows))
@@ -579,28 +579,21 @@ class ReadTest(TestCase):
         self.assertAlmostEqual(scores["rougeL"], (1 + 1 + 1 / 2) / 3)  # e of the words e, s, f: precision 1, recall 1/3
         self.assertIn("train: 3 targets end in </s> or <pad>, which is left out", printed)
         self.assertIn("validation: 2 targets end in", printed)
-        self.assertRegex(described_losses(tasks.losses), "</s> in 25 % of .*targets, </s> in 25 % of .*sources")
+        self.assertRegex(
+            described_losses(tasks.report(1).losses), "</s> in 25 % of .*targets, </s> in 25 % of .*sources"
+        )
 
     def test_texts_that_look_alike_are_counted(self):
         """By unicodedata: é is one character in NFC and two in NFD; U+00A0 looks like a space."""
         composed, in_parts = (unicodedata.normalize(form, "caf\u00e9") for form in ("NFC", "NFD"))
         rows = [{"q": f"a\u00a0b {n}" if n < 3 else f"a b {n}", "a": composed if n < 5 else "x"} for n in range(8)]
         held_out = [{"q": f"q{n}", "a": in_parts} for n in range(4)]
-        plan = self.load(rows, held_out)[0].plan(1)
+        plan = self.load(rows, held_out)[0].report(1).rows
         told = (
             "3 train sources with no-break spaces, 5 train targets composed (NFC), 4 validation targets in parts (NFD)"
         )
         self.assertEqual(plan["look alike"], told)
-        self.assertIsNone(self.load(rows[5:], held_out)[0].plan(1)["look alike"])
-
-    def test_classes_that_look_alike_to_the_tokenizer_are_told(self):
-        labels = ["caf\u00e9", "cafe\u0301"]
-        tokenizer = mock.Mock(all_special_tokens=[])
-        encoded = mock.patch("tasks.examples.encode_targets", return_value=[[1], [1]])
-        decoded = mock.patch("tasks.examples.decoded", return_value=["caf\u00e9"] * 2)
-        message = r"'caf.xe9' and 'cafe.u0301' look alike.*--normalization identity"
-        with encoded, decoded, self.assertRaisesRegex(UserError, message):
-            class_label_ids({"target_type": "class", "labels": labels}, tokenizer)
+        self.assertIsNone(self.load(rows[5:], held_out)[0].report(1).rows["look alike"])
 
     def test_labels_with_special_tokens_are_refused(self):
         rows = [{"q": str(n), "a": f"{n % 2} </s>"} for n in range(8)]
@@ -618,7 +611,7 @@ class ReadTest(TestCase):
         rows = [{"q": f"q{n}", "a": "x"} for n in range(8)]
         dev = [{"q": "q1", "a": "y"}, {"q": "q7", "a": "y"}, {"q": "far too long", "a": "y"}, {"q": "new", "a": "y"}]
         tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
-        plan = tasks.plan(1)
+        plan = tasks.report(1).rows
         self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
         self.assertEqual(plan["cut"], "25 % of the sources at 4 tokens (validation)")  # not new: three bytes and EOS
 
@@ -630,7 +623,7 @@ class ReadTest(TestCase):
         rows = [{"q": f"q{n}", "a": "red" if n % 3 == 0 else "no"} for n in range(9)]
         train = [{"q": "q", "a": "x"}] if kind == "text" else rows
         tasks, _ = self.load(train, rows, f"--max_target_length 3 --target_type {kind}")
-        self.assertEqual(tasks.plan(1)["cut"], told)
+        self.assertEqual(tasks.report(1).rows["cut"], told)
 
     @parameterized.parameters(
         ("x.csv", ['[{"a":  1}]', "[]", '["x","y"]'], ['[{"a":  1}]', "[]", '["x","y"]'], "text that is a JSON object"),
@@ -701,7 +694,7 @@ class ReadTest(TestCase):
         dev = [{"q": "a house", "a": "ein Haus"}, {"q": "a", "a": "b"}, {"q": "two", "a": ["z", "x"]}, rows[1]]
         tasks, _ = self.load(rows, dev, "--source_prefix say:")
         known = "3 of 4 validation sources are trained on, 2 of them with source and target swapped"
-        self.assertEqual(tasks.plan(1)["known"], known)
+        self.assertEqual(tasks.report(1).rows["known"], known)
 
     @parameterized.parameters(("c q", "50 % without q, 25 % without r"), ("q c", "25 % without r"))
     def test_the_plan_names_the_columns_that_a_cut_takes_away(self, columns, wanted):
@@ -712,7 +705,7 @@ class ReadTest(TestCase):
         tasks = self.tasks(f"--train_file rows.jsonl --validation_file rows.jsonl --data_cache_dir cache {flags}")
         args = FineTuningArguments(output_dir="out", use_cpu=True, predict_with_generate=False, report_to=[])
         with contextlib.redirect_stdout(io.StringIO()):
-            plan = TaskData(tasks, ByT5Tokenizer(), args).plan(1)
+            plan = TaskData(tasks, ByT5Tokenizer(), args).report(1).rows
         self.assertEqual(plan["cut"].split(" (")[0], f"50 % of the sources at 19 tokens, {wanted}")
 
     def test_a_label_within_several_lists(self):

@@ -28,14 +28,19 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
+from foundry.common.processes import visible
+from foundry.corpora import token_files
 from foundry.corpora.own_ids import IdDocument
-from foundry.corpora.preview import LINES, Sample, Seen, block, described_files, files_read, recorded, spread, visible
-from foundry.corpora.token_files import MOST_PLACES, TokenWriter
+from foundry.corpora.token_files import TokenWriter
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.features import NO_FEATURES, Features
+from foundry.report.files import described_files
+from foundry.report.lengths import described_lengths
+from foundry.report.preview import LINES, Sample, Seen, block, recorded
 from foundry.training.batching import padding_collator
+from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of
-from tasks.tasks import Task, TaskData, Tasks
+from tasks.task import Task
 
 SPLITS = ("train", "validation")
 BYTES = ByT5Tokenizer()
@@ -141,24 +146,22 @@ class BlockTest(parameterized.TestCase):
 
 
 class NumbersTest(parameterized.TestCase):
-    @parameterized.parameters(([5],), ([1, 2],), ([9, 1, 1, 4],), (list(range(101)),))
+    @parameterized.parameters([[3]], [[5, 3, 9, 9]], [[*range(101)]], [[9, 1, 1, 4]])
     def test_shortest_median_longest(self, lengths):
-        wanted = dict(shortest=min(lengths), median=statistics.median_low(lengths), longest=max(lengths))
-        self.assertEqual(spread(Counter(lengths)), wanted)
-        self.assertEqual(spread(np.array(lengths)), wanted)
-
-    def test_of_nothing(self):
-        self.assertEqual((spread(Counter()), spread(np.array([], int))), ({}, {}))
+        wanted = f"{min(lengths)} to {max(lengths)} tokens, median {statistics.median_low(lengths)}"
+        for given in (Counter(lengths), np.array(lengths)):
+            self.assertEqual(described_lengths(given), wanted if len(lengths) > 1 else "3 tokens each")
 
     def test_files(self):
+        self.assertEqual({described_lengths(Counter()), described_lengths([])}, {"no tokens"})
         files = type("Files", (list,), {})(["a", "b"])
         files.left_out = {"empty": ["c", "d", "e", "f\x1b"], "hidden": ["_SUCCESS"], "another suffix": []}
-        found = files_read({"train": [files, {"en": ["g"], "de": ["h"]}], "validation": [["i"]], "test": [None]})
+        splits = {"train": [files, {"en": ["g"], "de": ["h"]}], "validation": [["i"]], "test": [None]}
         left = "; left out of train: 4 empty (c, d, e, ...), 1 hidden (_SUCCESS)"
-        self.assertEqual(described_files(found), "4 train, 1 validation" + left)
-        self.assertEqual(described_files(found, "validation"), "4 train" + left)
-        self.assertIsNone(described_files(files_read({"train": [["a"]], "validation": [["b"]]})))
-        self.assertIsNone(described_files(files_read({"train": [["a", "b"]], "validation": [["b"]]}), "train"))
+        self.assertEqual(described_files(splits), "4 train, 1 validation" + left)
+        self.assertEqual(described_files(splits, "validation"), "4 train" + left)
+        self.assertIsNone(described_files({"train": [["a"]], "validation": [["b"]]}))
+        self.assertIsNone(described_files({"train": [["a", "b"]], "validation": [["b"]]}, "train"))
 
 
 class WriterTest(parameterized.TestCase):
@@ -181,28 +184,29 @@ class WriterTest(parameterized.TestCase):
     @parameterized.product(count=(1, 33, 500), batch=(1, 7), eos=(False, True))
     def test_lengths_and_places(self, count, batch, eos):
         texts = [f"{number} " + "x" * (number * 7 % 40) for number in range(count)]
-        info = self.written(["", *texts, " "], batch, eos).info
+        self.enterContext(mock.patch.object(token_files, "MOST_PLACES", 32))
+        writer = self.written(["", *texts, " "], batch, eos)
         tokens = np.frombuffer(self.file.getvalue(), np.uint16)
-        self.assertEqual(info["lengths"], Counter(len(text) + eos for text in texts))
-        numbers = [number for number, *_ in info["places"]]
+        self.assertEqual(writer.info["lengths"], Counter(len(text) + eos for text in texts))
+        numbers = writer.places[:, 0].tolist()
         stride = numbers[1] if len(numbers) > 1 else 1
         self.assertEqual(numbers, list(range(0, count, stride)))
-        self.assertBetween(len(numbers), min(count, MOST_PLACES // 2), MOST_PLACES)
-        for number, begin, size in info["places"]:
+        self.assertBetween(len(numbers), min(count, 16), 32)
+        for number, begin, size in writer.places.tolist():
             self.assertEqual(BYTES.decode(tokens[begin : begin + size]), texts[number] + "</s>" * eos)
 
     @parameterized.parameters(False, True)
     def test_pieces_of_an_array_are_one_document(self, eos):
         pieces = [IdDocument(np.full(4, 9), "", goes_on=number < 2) for number in range(3)]
-        info = self.written([*pieces, IdDocument(np.full(2, 8), "")], 2, eos).info
-        self.assertEqual(info["places"], [[0, 0, 12 + eos], [1, 12 + eos, 2 + eos]])
+        writer = self.written([*pieces, IdDocument(np.full(2, 8), "")], 2, eos)
+        self.assertEqual(writer.places.tolist(), [[0, 0, 12 + eos], [1, 12 + eos, 2 + eos]])
 
     def test_a_piece_that_goes_on_in_the_other_split(self):
         writer = self.written([IdDocument(np.full(4, 9), "", goes_on=True)], 9, True)
         writer.break_off()
         writer.add(IdDocument(np.full(2, 8), ""))
         writer.flush()
-        self.assertEqual(writer.info["places"], [[0, 0, 5], [1, 5, 3]])
+        self.assertEqual(writer.places.tolist(), [[0, 0, 5], [1, 5, 3]])
 
 
 class SeenTest(parameterized.TestCase):
@@ -234,7 +238,7 @@ class TasksTest(parameterized.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             tasks = tasks_of(args.features, task_args)
             data = tasks.data(BYTES, args.replaced(**tasks.flags(args)))
-        parts = [part for row in data.shown(whole=dry_run) for part in row]
+        parts = [part for row in data.report(1).shown(dry_run) for part in row]
         return data, {part.name: part.text(BYTES, 999) for part in parts}
 
     def pairs(self, count: int = 12, **more) -> list[str]:
@@ -254,7 +258,7 @@ class TasksTest(parameterized.TestCase):
                 "validation target": r"answer\n3</s>",
             },
         )
-        rows = data.shown(whole=True)
+        rows = data.report(1).shown(True)
         self.assertLen(rows, 4 + 2)  # the oddest one is among them
         for row, number in zip(rows[:4], (0, 3, 6, 9), strict=True):
             made = data.train[number]
@@ -274,7 +278,7 @@ class TasksTest(parameterized.TestCase):
         batch = padding_collator(BYTES)([data.train[number] for number in range(2)])
         self.assertEqual(batch["worse"].tolist(), [[102, 1, *[IGNORE_INDEX] * 6], [100, 101, 1, *[IGNORE_INDEX] * 5]])
         self.assertEqual(batch["weight"].tolist(), [0.5, 2.0])
-        plan = data.plan(1)
+        plan = data.report(1).rows
         self.assertIn("33 % of the worse answers at 4 tokens (train)", plan["cut"])
         self.assertStartsWith(
             plan["equal"], "2 of 3 pairs have two equal answers, 1 of them only as they are cut (train)"
@@ -295,25 +299,11 @@ class TasksTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, message):
             self.data(*flags)
 
-    def test_what_was_read_in_numbers(self):
+    def test_how_long_the_rows_are(self):
         data, _ = self.data(*self.pairs())
         lengths = [len(row["input_ids"]) for row in data.train]
-        self.assertEqual(
-            data.read["rows"]["train"],
-            {
-                "read": 12,
-                "lengths": {
-                    "sources": dict(shortest=13, median=statistics.median_low(lengths), longest=max(lengths)),
-                    "targets": dict(shortest=9, median=9, longest=10),
-                },
-            },
-        )
-        self.assertEqual(
-            {split: files["read"] for split, files in data.read["files"].items()}, {"train": 1, "validation": 1}
-        )
-        self.assertStartsWith(
-            data.plan(3)["lengths"], "train sources of 13 to 69 tokens, median 38, targets of 9 to 10 "
-        )
+        sources = f"train sources of 13 to {max(lengths)} tokens, median {statistics.median_low(lengths)}"
+        self.assertStartsWith(data.report(3).rows["lengths"], f"{sources}, targets of 9 to 10 tokens, median 9; val")
 
     def test_a_row_of_each_task_of_a_mixture(self):
         (self.folder / "text.txt").write_text("\n".join(sentences(400)))
@@ -326,10 +316,9 @@ class TasksTest(parameterized.TestCase):
         )
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
         data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
-        rows = data.shown(whole=False)
+        rows = data.of_rows.shown(False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
         self.assertEqual([row[0].name for row in rows[:4]], names)
-        self.assertEqual(data.read["files"]["span_corruption"], {"read": 1, "left_out": {}})
         corrupted = data.train.datasets[-1][0]
         self.assertEqual([part.ids for part in rows[3]], [corrupted["input_ids"], corrupted["labels"]])
         lines = block(BYTES, rows)
@@ -363,19 +352,10 @@ class ScriptsTest(parameterized.TestCase):
         self.assertIn('<div class="x">', lines[0])
         self.assertTrue(any(re.match("example target +<extra_id_0>", line) for line in lines), lines)
         self.assertNotIn("\x1b", printed)
-        record = json.loads((self.folder / "out" / "run.json").read_text())["read"]
-        self.assertEqual(record["files"], {"train": {"read": 1, "left_out": {}}})
-        counts = record["documents"]["train"]
-        self.assertEqual(counts["read"] + record["documents"]["validation"]["read"], 200)
-        self.assertLessEqual(counts["shortest"], counts["median"])
-        self.assertEqual([part["name"] for part in record["shown"]][0], "document 1")
+        record = json.loads((self.folder / "out" / "run.json").read_text())
+        self.assertEqual(sum(record["examples"].values()), 200)
+        self.assertEqual(record["read"]["shown"][0]["name"], "document 1")
         self.assertRegex(printed, r"documents +1\d\d \(0 empty ones left out\) of \d+ to \d+ tokens, median \d+\n")
-
-    def test_few_documents_of_a_large_file_are_seen(self):
-        printed = self.pre_train(
-            [{"text": " ".join(sentences(60, seed))} for seed in range(9)], "--dry_run", "--validation_split_count", "1"
-        )
-        self.assertRegex(printed, r"text +corpus.jsonl, [\d.]+ KiB\ndocuments +8 \(0 empty")
 
     def test_a_new_tokenizer(self):
         (self.folder / "text.txt").write_text("\n".join(sentences(300)))

@@ -24,6 +24,7 @@ from foundry.modeling.loss import STATISTICS
 from tasks.examples import build_tokenize_function, task_metrics
 from tasks.metrics import scoring
 from tasks.metrics.scoring import check_metrics
+from tasks.mixture import Tasks
 from tasks.registry import (
     check_entry,
     eval_splits,
@@ -35,7 +36,7 @@ from tasks.registry import (
 )
 from tasks.registry import test_splits as splits_without_labels
 from tasks.rows import load_rows
-from tasks.tasks import LoadedTask, Task, Tasks
+from tasks.task import LoadedTask, Task
 from tasks.transforms import TRANSFORMS, pad_punctuation
 
 GROUPS = ("super_glue", "translation", "summarization", "question_answering", "generation")

@@ -25,7 +25,7 @@ LINES = (
     {"constants"},
     {"foundry.common"},
     {"foundry.features"},
-    {"foundry.corpora", "foundry.modeling", "foundry.publishing.publication", "data_collator_t5"},
+    {"foundry.corpora", "foundry.report", "foundry.modeling", "foundry.publishing.publication", "data_collator_t5"},
     {"foundry.arguments", "foundry.model_t5"},
     {"foundry.data_t5", "foundry.text_source", "foundry.objectives", "foundry.publishing"},
     {"foundry.training"},

@@ -20,8 +20,6 @@ from helpers import sentences
 from test_bad_input import TestCase as ScriptCase
 from test_bad_input import workspace
 
-import create_tokenizer
-import evaluate_t5
 import fine_tune_t5
 import pre_train_t5
 from foundry.arguments.text import PreTrainingDataArguments
@@ -30,7 +28,7 @@ from foundry.corpora import tokenizers
 from foundry.corpora.sources import find_sources, tokenizer_for
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import letters_and_bytes, load_tokenizer, plain_encoder, train_tokenizer
-from foundry.corpora.unknown import refuse_unknown, unknown_in_rows
+from foundry.report.unknown import refuse_unknown, unknown_in_rows
 
 RARE = 'ZKWJ[]"ôó*'  # once each in 30,000 letters
 MANY = [chr(number) for number in range(0x4E00, 0x4E00 + 400)]
@@ -162,56 +160,20 @@ class ScriptTest(ScriptCase):
         self.assertBetween(share["train"], 0.001, 0.1)
         shutil.rmtree(self.folder / "out")
         self.check_nothing_is_lost(dry_run=True)
-        flags = self.pre_training(
-            train_file=odd, tokenizer_name=None, vocab_size=600, byte_fallback=True, dry_run=True, plan="full"
-        )
-        code, printed, errors = self.run_script(pre_train_t5, flags)
-        self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
 
     def check_nothing_is_lost(self, **flags):
         code, printed, errors = self.run_script(pre_train_t5, self.pre_training(plan="full", **flags))
         self.assertEqual(code, 0, errors)
         self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
 
-    def test_fine_tuning_and_evaluation(self):
-        rows = [{"text": "Bake É da.", "label": "red"}, {"text": "Bake da.", "label": "blue"}] * 8
-        file = str(self.write("odd.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()))
-        flags = self.fine_tuning(train_file=file, dry_run=True)
-        code, printed, errors = self.run_script(fine_tune_t5, flags)
-        self.assertEqual(code, 0, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* sources \(<unk>\)")
+    def test_rows_of_unknown_letters_are_refused(self):
         rows = [{"text": "Éàü 中文 bake", "label": "red"}] * 16
         odd = str(self.write("lost.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()))
         flags = self.fine_tuning(train_file=odd, validation_file=odd, dry_run=True)
         code, _, errors = self.run_script(fine_tune_t5, flags)
         self.assertEqual(code, 2, errors)
-        self.assertRegex(errors, "of the tokens are <unk>.*--most_unknown 0")
+        self.assertRegex(errors, "--most_unknown 0")
         self.assertEqual(self.run_script(fine_tune_t5, flags | dict(most_unknown=1))[0], 0)
-        flags = dict(
-            benchmark="own",
-            dataset_name="colour",
-            data_dir="{good}",
-            model_name_or_path="{good}/model",
-            validation_file=file,
-            output_dir=str(self.folder / "eval"),
-            data_cache_dir=str(self.folder),
-            disable_tqdm="true",
-        )
-        code, printed, errors = self.run_script(evaluate_t5, flags)
-        self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +.*É.* in .* of sources \(<unk>\)")
-
-    def test_a_new_tokenizer_tells_what_it_loses(self):
-        text = str(self.write("rare.txt", ("\n".join(lines_with(RARE)) + "\n").encode()))
-        flags = dict(train_file=text, vocab_size=400, output_dir=str(self.folder / "all"))
-        code, printed, errors = self.run_script(create_tokenizer, flags)
-        self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +nothing, of [\d,]+ texts tried\n")
-        flags |= dict(character_coverage=0.99, output_dir=str(self.folder / "few"))
-        code, printed, errors = self.run_script(create_tokenizer, flags)
-        self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"\nlost by the tokenizer +. . . . . . and \d+ more in \d+ % of documents \(<unk>\)")
 
     @parameterized.parameters(dict(tokenizer_name="{good}/tokenizer"), dict(tokenizer_name=None, input_ids_column="x"))
     def test_bytes_are_of_a_tokenizer_trained_here(self, **flags):

@@ -33,9 +33,9 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
 from foundry.training.batching import FilledRows, padding_collator
+from tasks.mixture import TaskData, Tasks
 from tasks.rows import load_rows
 from tasks.task_records import recorded_flags
-from tasks.tasks import TaskData, Tasks
 from tasks.transforms import TRANSFORMS
 
 SOURCES = [[5, 6, 7, 8, 1], [9, 10, 1], [11, 12, 13, 14, 15, 16, 1]]
@@ -401,7 +401,7 @@ class RecordsTest(parameterized.TestCase):
         flags = f"--preference {kind} --source_column prompt --target_column chosen --max_target_length 5 "
         flags += "--desirable_column label" if kind == "kto" else "--rejected_column rejected"
         tasks, args = self.parsed(flags, rows)
-        plan = data_of(tasks, args).plan(1)
+        plan = data_of(tasks, args).report(1).rows
         share = "25 %" if kind == "kto" else "50 %"  # "same" and "same " have five tokens with their EOS
         train = f"25 % of the targets at 5 tokens, {share} of the {what} at 5 tokens (train)"
         held_out = "25 % of the targets longer than max_target_length 5 (validation)"  # "long one", uncut
@@ -476,7 +476,7 @@ class RecordsTest(parameterized.TestCase):
         """{name: text of each part of the preview}, of all rows that are kept for it."""
         tasks, args = self.parsed(flags, records)
         data = data_of(tasks, args)
-        return {part.name: part.text(ByT5Tokenizer(), 999) for row in data.shown(True) for part in row}
+        return {part.name: part.text(ByT5Tokenizer(), 999) for row in data.report(1).shown(True) for part in row}
 
     def test_the_preview_shows_both_answers(self):
         shown = self.shown(

@@ -31,8 +31,8 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.drawn_answers import answers_of_draws, uniform_numbers
+from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of
-from tasks.tasks import TaskData, Tasks
 
 EOS, LONGEST, TOKENS = 1, 3, 10
 SOURCE = [5, 6, 7, EOS]

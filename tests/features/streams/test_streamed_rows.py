@@ -38,9 +38,10 @@ from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import cell_text, read_rows
 from foundry.features import Features
+from tasks.mixture import Tasks
 from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
-from tasks.tasks import Task, Tasks
+from tasks.task import Task
 
 setUpModule = test_data_t5.setUpModule
 
@@ -187,7 +188,7 @@ class OwnIdsTest(test_own_ids.TestCase):
         known = "copies of the 3 held-out documents are left out of the stream"
         if has_file:
             known = "3 of 3 validation documents are among the first 1,000 of the training text"
-        self.assertEqual(text.plan(1)["known"], known)
+        self.assertEqual(text.report(1).rows["known"], known)
 
     @parameterized.parameters(dict(type="torch"), dict(type="numpy", columns=["n"]))
     def test_a_data_set_that_was_saved_with_a_format(self, **how):
@@ -253,7 +254,7 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         flags = f"--train_file rows.{kind} --validation_file rows.{kind} --source_column q --target_column a {batch}"
         tasks, args = self.of_flags(f"{flags} --streaming --data_cache_dir cache --use_cpu --output_dir out")
         with mock.patch.object(streamed_tasks, "COUNTED", counted):
-            plan = tasks.data(ByT5Tokenizer(), args).plan(100)
+            plan = tasks.data(ByT5Tokenizer(), args).report(100).rows
         self.assertIn("; seen about 5 times: about 400 rows; ", plan["stream"])
 
     def test_pairs_without_validation_rows_are_refused(self):
@@ -319,7 +320,7 @@ class PreviewTest(test_preview.TasksTest):
         data, shown = self.data(*self.pairs(), "--streaming", "--max_source_length", "20")
         self.assertEqual(shown["train source"], "do: source 0</s>")
         self.assertEqual(shown["validation target"], r"answer\n3</s>")
-        self.assertEqual(list(data.read["rows"]), ["validation"])
+        self.assertEqual(data.report(1).rows["rows"], "2 of 2 validation")
 
 
 @only("test_a_stream")

@@ -22,9 +22,9 @@ from features.streams.blocks import FileCorpus
 from features.streams.lanes import MixedLane, StreamLoader
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features
+from foundry.report.losses import described_losses
 
 
 class StreamCase(test_text.TestCase):
@@ -76,7 +76,7 @@ class PreviewTest(StreamCase):
     def test_it_has_the_ids_that_the_model_gets(self, kind):
         objective = tuple(OBJECTIVES)[TEXTS.index(kind) % len(OBJECTIVES)]
         text, corrupt, _ = self.open(self.flags(kind, **OBJECTIVES[objective]))
-        rows = text.shown(whole=True)
+        rows = text.report(1).shown(True)
         (example,) = [row for row in rows if len(row) == 2]
         batch = corrupt([text.validation[0]])
         self.assertEqual(list(example[0].ids), batch["input_ids"][0].tolist())
@@ -167,7 +167,7 @@ class StreamedTextTest(StreamCase):
             read.append(sum(len(document_of(row)) for _, row in corpus.all_rows()))  # a letter is a token
         seen = [steps * BATCH * text.tokens_per_example * w / n for w, n in zip(text.found.weights, read, strict=True)]
         with mock.patch.object(streamed_text, "COUNTED", counted):
-            plan = text.plan(steps)
+            plan = text.report(steps).rows
         found = re.findall(
             r"seen about (\S+) times; about \S+ tokens\)", plan["corpora" if len(seen) > 1 else "tokens"]
         )

@@ -40,7 +40,7 @@ from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.tokenizers import plain_encoder
 from foundry.corpora.word_encoder import flat
 from foundry.training.batching import padding_collator
-from tasks.tasks import LoadedTask
+from tasks.task import LoadedTask
 
 EXAMPLES = 1_500
 CHOOSER = random.Random(5)

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foundry.corpora.reading import Dedented
 from foundry.corpora.tokenizers import decoded
+from foundry.report.lengths import percent
 
 # With these sizes a run's start takes about a hundredth longer; a loss in 1 % of the texts is in one of them with 99 %.
 MOST_TEXTS = 500  # texts that are tried
@@ -78,19 +79,22 @@ class Losses:
 
 
 class TextSample:
-    """At most MOST_TEXTS of the texts that pass by, each with the same chance; the same ones each time."""
+    """At most MOST_TEXTS of the texts that pass by, each with the same chance; the same ones each time. numbers: of
+    each, as `add` was told."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.numbers: list[int] = []
         self._passed, self._chooser = 0, random.Random(0)
 
-    def add(self, text: str) -> None:
+    def add(self, text: str, number: int = 0) -> None:
         """Offers one text."""
         self._passed += 1
         if len(self.texts) < MOST_TEXTS:
             self.texts.append(_kept(text))
+            self.numbers.append(number)
         elif (place := int(self._chooser.random() * self._passed)) < MOST_TEXTS:
-            self.texts[place] = _kept(text)
+            self.texts[place], self.numbers[place] = _kept(text), number
 
     def of(self, texts: Iterable[str]) -> Iterator[str]:
         """Yields the texts, and offers each."""
@@ -193,11 +197,6 @@ def _kind(character: str, more: Counter, is_unknown: Callable[[str], bool]) -> s
 def _is_invisible(character: str) -> bool:
     """Whether a character shows nothing by itself: white space, joiners, direction marks, variation selectors."""
     return unicodedata.category(character)[0] in "CZ" or "VARIATION SELECTOR" in unicodedata.name(character, "")
-
-
-def percent(share: float) -> str:
-    """ "40 %", "0.3 %"."""
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.1g} %"
 
 
 # ---------------------------------------------------------------- for plans

@@ -15,20 +15,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import is_byte_level
 from foundry.common.processes import BOLD, Painted, print_once, visible
 from foundry.common.reports import WIDTH
-from foundry.corpora.counts import FAR, LONG_RUN, TokenCounts, evaluated_words, groups_of_files, odd_file
-from foundry.corpora.own_ids import ids_offset, is_blank
-from foundry.corpora.round_trip import percent
-from foundry.corpora.token_files import MOST_PLACES
+from foundry.corpora.own_ids import is_blank
 from foundry.corpora.tokenizers import plain_encoder
+from foundry.report.lengths import described_lengths, evenly
 
 TITLE = "what the model reads, decoded from its tokens"
 LINES = 11  # of the block below a plan, without its title
@@ -37,13 +32,8 @@ _CUT = "\ufffd"
 MOST_TOKENS = 1024  # of a part that --dry_run shows, so that a book does not scroll all else away
 UNCUT = 2**31  # a length in tokens that cuts no text
 KEPT_CHARACTERS = 4096  # of a document, where a tokenizer is trained
+MOST_KEPT = 32  # documents that are kept, where a tokenizer is trained
 KEPT_TOKENS = 256  # of a part that run.json keeps
-# What is more than ordinary text has. Of English novels, Wikipedia, Romanian novels and translated sentences at most
-# 8 % are the most frequent token (19 % of bytes), 0.01 % stand in runs, and 0.5 % are copies of one document.
-COMMON_TOKEN = 1 / 3  # of DNA, a third
-COMMON_RUNS = 0.005
-COMMON_COPIES, FEW_COPIES = 0.005, 5  # share of the documents or of the tokens; and their number
-QUOTED_TOKENS = 24  # of a document that a plan names
 
 
 @dataclass
@@ -190,26 +180,6 @@ def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]]) -> li
     return found
 
 
-# ---------------------------------------------------------------- numbers
-def evenly(items: Sequence, count: int) -> list:
-    """At most `count` of the items: the first one, and others spread evenly. Of 10 items 2 -> items 0 and 5."""
-    count = min(count, len(items))
-    return [items[number * len(items) // count] for number in range(count)]
-
-
-def spread(lengths: Counter | np.ndarray) -> dict[str, int]:
-    """{"shortest", "median", "longest"} of a Counter {length: how many} or of an array of lengths; {} of none. Of an
-    even number the median is the lower of the middle two."""
-    if isinstance(lengths, Counter):
-        sizes, counts = np.array(sorted(lengths.items()), dtype=np.int64).reshape(-1, 2).T
-    else:
-        sizes, counts = np.unique(lengths, return_counts=True)
-    if not len(sizes):
-        return {}
-    middle = np.searchsorted(np.cumsum(counts), (counts.sum() + 1) // 2)
-    return {"shortest": int(sizes[0]), "median": int(sizes[middle]), "longest": int(sizes[-1])}
-
-
 class Seen:
     """Passes documents on, and counts them. lengths: {characters: how many documents have as many}. empty: how many are
     blank. kept: [(number of a document, its beginning, its length)] of some, spread evenly."""
@@ -227,7 +197,7 @@ class Seen:
             self.lengths[len(document)] += 1
             if number % self.stride == 0:
                 self.kept.append((number, document[:KEPT_CHARACTERS], len(document)))
-            if len(self.kept) > MOST_PLACES:
+            if len(self.kept) > MOST_KEPT:
                 self.kept, self.stride = self.kept[::2], 2 * self.stride
             number += 1
 
@@ -243,121 +213,5 @@ class Seen:
 
     def described(self) -> str:
         """For a summary: "1,204 (3 empty ones left out) of 3 to 9,031 characters, median 140"."""
-        lengths = described_spread(spread(self.lengths), "characters")
+        lengths = described_lengths(self.lengths, "characters")
         return f"{self.lengths.total():,} ({self.empty:,} empty ones left out) of {lengths}"
-
-
-def described_spread(found: dict[str, int], unit: str = "tokens") -> str:
-    """ "3 to 8,301 tokens, median 340"; "no tokens" of an empty spread."""
-    if "shortest" not in found:
-        return f"no {unit}"
-    if found["shortest"] == found["longest"]:
-        return f"{found['median']:,} {unit} each"
-    return f"{found['shortest']:,} to {found['longest']:,} {unit}, median {found['median']:,}"
-
-
-def files_read(sources: dict[str, Iterable[Any]], counts: dict[str, list] | None = None) -> dict[str, dict]:
-    """{split: {"read": how many files, "left_out": {reason: names}}} of {split: lists of files, or {column: list}}.
-    A split without files, such as one of the Hub, is left out. Where they are several, also "groups", as
-    `groups_of_files` makes them, and "odd", as `odd_file` finds it, with its name. counts: {split: [documents, bytes,
-    tokens] of each file}."""
-    found = {}
-    for split, lists in sources.items():
-        left_out: dict[str, list[str]] = {}
-        names: list[Path] = []
-        for files in itertools.chain.from_iterable(map(_lists_of, lists)):
-            names += map(Path, files)
-            for reason, others in getattr(files, "left_out", {}).items():
-                left_out.setdefault(reason, []).extend(map(str, others))
-        if not names:
-            continue
-        of_split = (counts or {}).get(split, [])
-        found[split] = {"read": len(names), "left_out": left_out}
-        if groups := groups_of_files(names, of_split):
-            found[split]["groups"] = groups
-        if odd := odd_file(of_split):
-            found[split]["odd"] = {"name": names[odd.pop("number")].name} | odd
-    return found
-
-
-def _lists_of(files: Any) -> list[list[Path]]:
-    if isinstance(files, dict):
-        return list(files.values())
-    return [files or []]
-
-
-def described_files(found: dict[str, dict], told: str | None = None) -> str | None:
-    """ "40 train, 1 validation; train-* 38 (96 % of the tokens), test-* 2 (4 %): all read as train; left out of train:
-    2 empty (a.txt, b.txt)"; None where there is nothing to say. told: the split whose number another row says."""
-    counts = {split: files["read"] for split, files in found.items() if split != told}
-    parts = []
-    if set(counts.values()) - {1}:
-        parts.append(", ".join(f"{count:,} {split}" for split, count in counts.items()))
-    for split, files in found.items():
-        parts += _described_groups(split, files)
-        if odd := files.get("odd"):
-            parts.append(f"{visible(odd['name'])} has {percent(odd['share'])} of the tokens of {split}")
-            rates = sorted((odd["rate"], odd["others"]))
-            if rates[1] >= FAR * rates[0]:
-                parts[-1] += f", {odd['rate']:.2f} per byte, the others {odd['others']:.2f}"
-        reasons = []
-        for reason, names in files["left_out"].items():
-            if names:
-                reasons.append(f"{len(names):,} {reason} ({_three(names)})")
-        if reasons:
-            parts.append(f"left out of {split}: {', '.join(reasons)}")
-    return "; ".join(parts) or None
-
-
-def described_repeats(
-    found: TokenCounts,
-    tokenizer: PreTrainedTokenizerBase,
-    tokens: np.ndarray | None = None,
-    common: float = COMMON_TOKEN,
-) -> str | None:
-    """What repeats more than in ordinary text: "id 0: 63 % of the tokens, up to 390 in a row: padding?"; None if
-    nothing does. tokens: those that were counted, if copies were. common: share that a token may have."""
-    parts, total = [], max(found.tokens, 1)
-    if found.tokens and (found.token[1] > common * total or found.in_runs > COMMON_RUNS * total):
-        token, times = found.token
-        parts.append(f"{_named(tokenizer, token)}: {percent(times / total)} of the tokens")
-        if found.run and found.run[1] >= LONG_RUN:
-            run, longest = found.run
-            other = "" if run == token else f" {_named(tokenizer, run)}"
-            parts[-1] += f", up to {longest:,}{other} in a row"
-            if found.in_runs > total / 10:
-                parts[-1] += ": padding?"
-    if found.copies and tokens is not None:
-        times, begin, size = found.copies
-        share = max(times / found.documents, times * size / total)
-        if times >= FEW_COPIES and share > COMMON_COPIES:
-            text = tokenizer.decode(tokens[begin : begin + min(size, QUOTED_TOKENS)], skip_special_tokens=True)
-            quoted = visible(text.strip()) + (" ..." if size > QUOTED_TOKENS else "")
-            share = percent(times / found.documents)
-            parts.append(f'"{quoted}" stands {times:,} times, in {share} of the documents')
-    return "; ".join(parts) or None
-
-
-def _named(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """A token in a plan: 'id 0' of ready-made ids, '"▁the"' of a text."""
-    name = visible(str(tokenizer.convert_ids_to_tokens(token)))
-    return f"id {name}" if ids_offset(tokenizer) else f'"{name}"'
-
-
-def _described_groups(split: str, files: dict) -> list[str]:
-    groups = files.get("groups", {})
-    if not groups or not split.endswith("train"):
-        return []
-    total, told = sum(tokens for *_, tokens in groups.values()), []
-    for name, (count, _, tokens) in groups.items():
-        text = visible(name) if count == 1 else f"{visible(name)} {count:,}"
-        told.append(f"{text} ({percent(tokens / total)} of the tokens)" if total else text)
-    row = ", ".join(told)
-    if any(map(evaluated_words, groups)):
-        row += f": all read as {split}"
-    return [row]
-
-
-def _three(names: list[str]) -> str:
-    shown = [*names[:3], "..."] if len(names) > 3 else names
-    return visible(", ".join(shown))

@@ -1,0 +1,1 @@
+"""What a plan shows of texts and rows; nothing reads it back."""
