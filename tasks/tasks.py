@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from features import task_features
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import CORRUPTED_SHARE, TaskArguments, check_tasks
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
@@ -46,7 +45,7 @@ from foundry.corpora.preview import (
 from foundry.corpora.round_trip import Losses, percent
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.corpora.unknown import unknown_in_rows
-from foundry.features import Column, further_fields
+from foundry.features import Column, further_fields, task_features
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.learning import Learning
 from foundry.trainer_t5 import T5Trainer

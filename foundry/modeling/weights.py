@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from features import ADAPTERS
+from foundry.common.by_name import resolve_all
 from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
@@ -86,4 +87,4 @@ class Adapter:
 
 def adapters() -> list[Adapter]:
     """The kinds of folders that hold what was trained beside a checkpoint."""
-    return [load() for load in ADAPTERS]
+    return [adapter() for adapter in resolve_all(ADAPTERS)]

@@ -19,9 +19,9 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
-from features import task_features
 from foundry.arguments.training import FineTuningArguments
 from foundry.corpora.chunks import longest_first, row_lengths
+from foundry.features import task_features
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.segment_masks import enable_packing
 

@@ -16,7 +16,6 @@ from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
 from constants import DATASET_VALS, IGNORE_INDEX
-from features import of_fine_tuning
 from features.rewards.methods import SUMS, Method, reward_loss
 from features.rewards.rewarded_steps import Reference, RewardCallback, reward_metrics
 from features.rewards.scores import Reward
@@ -26,7 +25,7 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
@@ -487,7 +486,7 @@ class FlagsTest(parameterized.TestCase):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
         argv += "--source_column prompt --target_column answer --use_cpu true".split()
-        kinds = [TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         task, args, *groups = parse_arguments(kinds, [*argv, *flags.split()])
         args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):
@@ -514,7 +513,7 @@ class FlagsTest(parameterized.TestCase):
         ("--reward rougeL --reward_samples 1", "--reward_samples 1 draws one: give at least 2"),
     )
     def test_flags_that_do_not_go_together(self, flags, message):
-        kinds = [ModelArguments, TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         groups = parse_arguments(kinds, [*flags.split(), "--use_cpu", "true"])
         with self.assertRaisesRegex(UserError, message):
             Features(groups[3:]).check_rules(Flags(*groups))
