@@ -18,8 +18,7 @@ from helpers import SHAPE
 from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
-from constants import PREFERENCE_METRICS
-from features.preferences import BETAS, OTHER_ANSWER, reference
+from features.preferences import BETAS, OTHER_ANSWER, PREFERENCE_METRICS, reference
 from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_loss, preference_metrics
 from features.preferences.preference_rows import with_other_answers
 from features.preferences.reference import PreferenceCallback, add_reference
@@ -210,7 +209,8 @@ class LogProbabilitiesTest(parameterized.TestCase):
             trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
             trainer.compute_loss_context_manager = contextlib.nullcontext
             learning, batches = PreferenceCallback(trainer, preference), list(map(collated, parts))
-            total = learning.begin_step(batches)
+            learning.change_batches(batches)
+            total = learning.divisor(batches)
             losses = [model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
             sum(losses).backward()
             divergence = batches[0].get("divergence", torch.zeros(()))

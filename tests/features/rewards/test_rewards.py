@@ -339,7 +339,8 @@ class StepTest(parameterized.TestCase):
         for sizes in ([6], [2, 4], [1, 5]):
             learning, trainer = self.learning(how, "")
             batches = self.batches(sizes)
-            total = learning.begin_step(batches)
+            learning.change_batches(batches)
+            total = learning.divisor(batches)
             self.assertEqual(float(total), 6)
             losses = [trainer.model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
             sum(losses).backward()
@@ -353,7 +354,7 @@ class StepTest(parameterized.TestCase):
     def test_the_reference_is_the_starting_model(self):
         learning, trainer = self.learning(dict(kind="rloo", samples=2, kl=0.2), "")
         (batch,) = batches = self.batches([4])
-        learning.begin_step(batches)
+        learning.change_batches(batches)
         trainer.model.train()(**batch)
         metrics = reward_metrics(learning.method, learning.sums)
         self.assertAlmostEqual(metrics["reward_kl_nats"], 0.0, places=5)
@@ -361,7 +362,7 @@ class StepTest(parameterized.TestCase):
         with torch.no_grad():
             trainer.model.lm_head.weight.mul_(0.5)
         (again,) = batches = self.batches([4])
-        learning.begin_step(batches)
+        learning.change_batches(batches)
         alone = padded_groups(
             [
                 [log_probability(learning.reference.model, source, answer, 1.0) for answer in row]
@@ -375,7 +376,7 @@ class StepTest(parameterized.TestCase):
     def test_later_updates_see_the_same_answers(self):
         learning, trainer = self.learning(dict(kind="grpo", samples=2, updates=2), "")
         first = self.batches([2, 2])
-        learning.begin_step(first)
+        learning.change_batches(first)
         saved = json.loads(json.dumps(learning.state() | learning.texts()))
         trainer.state.global_step = 1
         other, _ = self.learning(dict(kind="grpo", samples=2, updates=2), "")
@@ -383,7 +384,7 @@ class StepTest(parameterized.TestCase):
         other.restore(saved)
         for each in (learning, other):
             second = [dict(input_ids=torch.zeros(1, 1)) for _ in range(2)]
-            each.begin_step(second)
+            each.change_batches(second)
             for one, two in zip(first, second, strict=True):
                 self.assertSameElements(one, two)
                 for name in one:
