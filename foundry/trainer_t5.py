@@ -210,7 +210,7 @@ class T5Trainer(Seq2SeqTrainer):
         self.rows.find_place(resume_from_checkpoint)
         self._draw_by_rank(resume_from_checkpoint)
         self.remove_callback(EpochCallback)
-        if self.rows.goes_on_by_rows or self.rows.stream:
+        if self.rows.goes_on_by_rows or self.rows.stream is not None:
             self.add_callback(EpochCallback(self))
         max_steps = self.args.max_steps
         if self.rows.goes_on_by_rows:  # Trainer would count steps as if all passes were as long as the first
@@ -248,7 +248,7 @@ class T5Trainer(Seq2SeqTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to take the step's batches from the data workers, and to count them for the log. A feature
         may say by what the loss is divided."""
-        self.place_before = self.rows.stream and self.rows.stream.place
+        self.place_before = self.rows.place
         self.losses_before = self._tr_loss.clone()
         batches = self._batches_on(device, epoch_iterator, num_batches)
         if self.rows.begins_within_pass and self.state.global_step == self.rows.begun_step:

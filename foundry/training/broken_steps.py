@@ -87,7 +87,7 @@ def _save_before_step(trainer: Any) -> str:
 def examples_of_step(trainer: Any, step: int) -> list[int]:
     """Numbers of the training examples in the global batch after this step (from 0); [] if the sampler is Trainer's."""
     size = global_batch_size(trainer.args)
-    if trainer.rows.stream:
+    if trainer.rows.stream is not None:
         first = trainer.place_before["next_example"]
         return list(range(first, first + size))
     sampler = trainer.rows.order(batch=1)

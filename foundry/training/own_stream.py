@@ -24,7 +24,7 @@ class OwnStream(IterableDataset):
 
     @property
     def place(self) -> dict | None:
-        return self.loader_in_use and self.loader_in_use.state
+        return None if self.loader_in_use is None else self.loader_in_use.state
 
     @place.setter
     def place(self, place: dict) -> None:

@@ -77,12 +77,17 @@ class TrainingRows:
         """The data set, if it keeps its own place."""
         return self.dataset if isinstance(self.dataset, OwnStream) else None
 
+    @property
+    def place(self) -> dict | None:
+        """The place of a stream whose loader is in use."""
+        return None if self.stream is None else self.stream.place
+
     # ------------------------------------------------------------ loaders
     def loader(self) -> DataLoader:
         """The loader of an epoch, in an order that is the same for any number of ranks and workers. Rows without a
         label fill the last batch of all ranks. While there are data workers, it gives the numbers of rows, of which
         they make the batches. A stream has a loader of its own, as it is split over the ranks already."""
-        if self.stream:
+        if self.stream is not None:
             return self._stream_loader() if self.workers is None else self.workers
         if self.goes_on_by_rows:
             return self._row_loader(self._rest_of_pass())
@@ -119,7 +124,7 @@ class TrainingRows:
         none is made later: a process that is forked while a thread of autograd or of gloo enters Python hangs."""
         if not self.args.dataloader_num_workers:
             return
-        if self.stream:
+        if self.stream is not None:
             loader = self._stream_loader()
         elif isinstance(self.dataset, IterableDataset):
             workers = self.args.dataloader_num_workers
@@ -181,7 +186,7 @@ class TrainingRows:
         steps = step - self.begun_step
         if self.counts_rows:
             return self.begun_at.after(steps, batch, self.rows_of_pass, self.has_whole_batches)
-        place = self.stream and self.stream.place
+        place = self.place
         total = place["next_example"] if place else self.begun_at.total + steps * batch
         return replace(self.begun_at, total=total)
 

@@ -128,7 +128,7 @@ class CheckpointWriter:
         if self._put_off:
             raise self._put_off
         self._write_losses(aside)
-        if trainer.rows.stream:
+        if trainer.rows.stream is not None:
             trainer.rows.stream.save_place(aside)
         for part in (*trainer.callback_handler.callbacks, trainer.control):
             if isinstance(part, ExportableState):
