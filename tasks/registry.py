@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from features import task_features
 from foundry.arguments.task import TARGET_TYPES
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean, listed
-from foundry.features import Column, further_fields
+from foundry.features import Column, further_fields, task_features
 from tasks.transforms import TRANSFORMS
 
 _TEXTS = ("target", "target_type", "prefix", "builtin", "records", "train_with", "positive_label")

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from features import task_features
 from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import TaskArguments, check_tasks
 from foundry.common.errors import UserError
@@ -24,7 +23,7 @@ from foundry.common.whole_folders import cached
 from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
 from foundry.corpora.tokenizers import tokenizer_fingerprint
-from foundry.features import Column, further_fields
+from foundry.features import Column, further_fields, task_features
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask

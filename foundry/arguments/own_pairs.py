@@ -9,13 +9,12 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words
 from foundry.corpora.files import TEXT_SUFFIXES, expand_files
-from foundry.features import further_fields
+from foundry.features import further_fields, task_features
 
 OWN = "pairs"  # the task's name, in --dataset_name and before its metrics in a mixture
 HELD_OUT = 5.0  # percent of the training rows, if no validation rows are named

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from constants import DATASET_VALS
-from features import task_features
 from foundry.arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
@@ -14,6 +13,7 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
+from foundry.features import task_features
 
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixture.py
 TARGET_TYPES = ("class", "number", "text")

@@ -20,6 +20,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from features import MORE_FAMILIES
+from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 
 Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
@@ -244,7 +245,7 @@ _found: dict[str, Family] = {}  # a dictionary, which torch.compile can look int
 def families() -> dict[str, Family]:
     """{model_type: family}: FAMILIES, and those of the features."""
     if not _found:
-        _found.update(FAMILIES | {kind: load() for kind, load in MORE_FAMILIES.items()})
+        _found.update(FAMILIES | {kind: resolve(place) for kind, place in MORE_FAMILIES.items()})
     return _found
 
 

@@ -265,10 +265,7 @@ class TrainingRun(Run):
         peak = peak and peak * ranks
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process():
-            of_features = self.trainer.feature_callbacks
-            further: list[str] = []
-            for callback in of_features:
-                further += getattr(callback, "curves", ())
+            further = [name for callback in self.trainer.feature_callbacks for name in callback.curves]
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:
