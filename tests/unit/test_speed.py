@@ -8,21 +8,30 @@ from unittest import mock
 import torch
 from absl.testing import parameterized
 from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
-from transformers import LongT5Config
+from transformers import LongT5Config, PreTrainedModel
 
 import pre_train_t5
-from benchmarks.measure import parameter_shapes
 from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
 from foundry.common import processes
 from foundry.common.reports import read_json
-from foundry.model_t5 import build_config, create_model, set_attention
+from foundry.model_t5 import build_config, create_model, set_attention, set_dropout
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
 from foundry.runs.speed import BatchLengths, SpeedChoice, TrainingJob, choose_settings, decide_speed, use_speed
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
-JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
+
+
+def planned(config, dropout: float = 0.0) -> PreTrainedModel:
+    """A model without weights."""
+    with torch.device("meta"):
+        model = create_model(config)
+    set_dropout(model, dropout)
+    return model
+
+
+JOB = dict(model=planned(BASE), source=512, target=114, shapes=1, steps=65_536)
 
 
 def arguments(given: dict | None = None, **changes) -> PreTrainingArguments:
@@ -104,7 +113,8 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_transformers_layers_get_a_smaller_micro_batch(self):
         given = [dict(torch_compile=False, keep_less=keep_less) for keep_less in (True, False)]
-        less, plain = (chosen("l4", flags, dropout=0.1)["micro-batch"].value for flags in given)
+        model = planned(BASE, dropout=0.1)
+        less, plain = (chosen("l4", flags, model=model)["micro-batch"].value for flags in given)
         self.assertGreater(less[0], plain[0])
 
     def test_the_memory_is_what_is_free_on_the_fullest_gpu(self):
@@ -151,11 +161,10 @@ class ChoiceTest(parameterized.TestCase):
         self.assertIn(SpeedChoice("attn_implementation", "eager", "given"), found)
 
     def test_longt5_keeps_its_own_attention(self):
-        config = mock.Mock(wraps=BASE, model_type="longt5")
         args = arguments({"per_device_train_batch_size": 32}, assume_gpu="h200")
         found = {
             c.name: c.value
-            for c in choose_settings(find_gpu(args), TrainingJob(**JOB | dict(config=config)), args, Launcher())
+            for c in choose_settings(find_gpu(args), TrainingJob(**JOB | dict(model=planned(LONGT5))), args, Launcher())
         }
         self.assertEqual((found["attn_implementation"], found["torch_compile"]), ("sdpa", False))
 
@@ -185,7 +194,7 @@ class ChoiceTest(parameterized.TestCase):
             output_dir=str(self.folder), report_to="none", dry_run=True, assume_gpu="rtx3090", torch_compile_mode=mode
         )
         args.optim, args.given = "adafactor", frozenset({"torch_compile_mode"} if mode else ())
-        job = TrainingJob(**JOB | dict(config=config, weights=parameter_shapes(config)))
+        job = TrainingJob(**JOB | dict(model=planned(config)))
         found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher())}[
             "micro-batch"
         ]
@@ -221,7 +230,7 @@ class ChoiceTest(parameterized.TestCase):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
         with mock.patch.multiple(speed, bf16_units=lambda: None, lacks_compiler=lambda *_: None):
-            found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
+            found = chosen(None, given, Launcher(cores=2), model=planned(config), source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
         self.assertEqual(found["torch_compile"].value, compiled)
@@ -237,7 +246,7 @@ class ChoiceTest(parameterized.TestCase):
         (False, False, "t5-v1_1-base", "ddp", {}, False, "float32"),
     )
     def test_bf16_on_a_cpu(self, amx, avx512_bf16, shape, sharding, earlier, bf16, why):
-        job, launcher = dict(config=build_config(shape, None), earlier=earlier), Launcher(cores=2, sharding=sharding)
+        job, launcher = dict(model=planned(build_config(shape, None)), earlier=earlier), Launcher(cores=2, sharding=sharding)
         supported = dict(_is_amx_tile_supported=lambda: amx, _is_avx512_bf16_supported=lambda: avx512_bf16)
         with mock.patch.multiple(torch.cpu, **supported):
             found = chosen(None, None, launcher, **job)["bf16"]
@@ -246,7 +255,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
         config = build_config("mini", None)
-        job = TrainingJob(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
+        job = TrainingJob(**JOB | dict(model=planned(config), source=128, target=29))
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.given = "adamw_rms_scaled", frozenset()
         with (
@@ -272,7 +281,7 @@ class ChoiceTest(parameterized.TestCase):
     )
     def test_residual_stream_on_a_cpu(self, units, job, flags, value, why):
         with mock.patch.object(speed, "bf16_units", lambda: units):
-            found = chosen(None, flags, Launcher(cores=2), **dict(config=build_config("mini", None)) | job)
+            found = chosen(None, flags, Launcher(cores=2), **dict(model=planned(build_config("mini", None))) | job)
         self.assertEqual(found["bf16_residual"].value if "bf16_residual" in found else None, value)
         self.assertIn(why, found["bf16_residual"].reason if value is not None else "")
 
@@ -282,7 +291,7 @@ class ChoiceTest(parameterized.TestCase):
         (dict(), dict(packing=False), False, "given"),
         (dict(shapes=4), None, False, "has another shape"),
         (dict(earlier={"packing": False}), None, False, "resumed"),
-        (dict(config=LONGT5), None, False, "no mask"),
+        (dict(model=planned(LONGT5)), None, False, "no mask"),
         (dict(packable=False), None, None, ""),  # a stream
         (dict(gpu="h200"), None, None, ""),
         (dict(gpu="h200", earlier={"packing": True}), None, True, "resumed"),
