@@ -1,8 +1,8 @@
 """Bytes that a process needs to train: sums for what is held (memory.py), counts for what a step makes (counted.py).
 
-    memory = StepMemory(gpu, job, args, launcher)
-    memory.needed(StepSettings(16, "sdpa", bf16=True)) <= memory.room(compiled=False)
-    memory.described(step)                     # for the plan
+memory = StepMemory(gpu, job, args, launcher)
+memory.needed(StepSettings(16, "sdpa", bf16=True)) <= memory.room(compiled=False)
+memory.described(step)                     # for the plan
 """
 
 import copy

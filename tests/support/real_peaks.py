@@ -14,7 +14,6 @@ import os
 import re
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,8 +125,8 @@ def measured(case: Case) -> int:
     args, model = arguments(case), new_model(case)
     prepare(model, args, CountedAs(case.attention))
     optimizer = optimizer_of(args, model)
-    small = replace(case.batch, size=1)
-    loss_of(model, small.tensors("cpu"), args, "cpu").backward()  # the libraries' code is read into memory
+    # Without what does not grow with the model: the libraries' code, and oneDNN's kernels for each shape of a product.
+    loss_of(model, case.batch.tensors("cpu"), args, "cpu").backward()
     optimizer.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = resident("VmRSS")
