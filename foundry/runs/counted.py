@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.nn.functional import dropout, scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Seq2SeqTrainer
@@ -69,7 +68,7 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if function is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
-            return 1.0 if args[0].is_floating_point() else 1  # any number to go on with
+            return 1.0 if args[0].is_floating_point() else 0  # any number to go on with; no padding mask is all true
         found = function(*args, **(kwargs or {}))
         for tensor in tree_leaves(found):
             if isinstance(tensor, torch.Tensor):
@@ -77,19 +76,32 @@ class LiveBytes(TorchDispatchMode):
         return found
 
 
-class _AsOnGpu(TorchFunctionMode):
-    """What a GPU's kernels keep, on tensors of a CPU: of dropout a boolean mask; of sdpa neither weights nor mask."""
+def _dropout_on_gpu(tensor, p=0.5, training=True, inplace=False):  # noqa: ARG001
+    """Dropout whose mask is of booleans."""
+    return torch.native_dropout(tensor, p, True)[0] if training and p else tensor
 
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        if function is dropout:
-            rate, training = kwargs.get("p", 0.5), kwargs.get("training", True)
-            return torch.native_dropout(args[0], rate, training)[0] if training and rate else args[0]
-        if function is scaled_dot_product_attention:
-            kwargs["dropout_p"] = 0.0
-            if kwargs.get("attn_mask") is not None:  # a CPU has no such kernel for a bias with a gradient
-                kwargs["attn_mask"] = kwargs["attn_mask"].detach()
-        return function(*args, **kwargs)
+
+def _attention_on_gpu(query, key, value, attn_mask=None, dropout_p=0.0, **more):  # noqa: ARG001
+    """sdpa that keeps neither weights nor their mask: a CPU has no such kernel for a bias with a gradient, or with
+    dropout."""
+    mask = None if attn_mask is None else attn_mask.detach()
+    return _attention(query, key, value, mask, **more)
+
+
+_attention = functional.scaled_dot_product_attention
+
+
+@contextmanager
+def _kernels(how: "CountedAs") -> Iterator[None]:
+    """On tensors of a CPU that stand for a GPU's, lets dropout and attention keep what a GPU's kernels keep. They are
+    replaced, as a mode of torch would be off where layers are computed again in the backward pass."""
+    plain = functional.dropout, functional.scaled_dot_product_attention
+    if how.as_on_gpu:
+        functional.dropout, functional.scaled_dot_product_attention = _dropout_on_gpu, _attention_on_gpu
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = plain
 
 
 # ---------------------------------------------------------------- the step
@@ -105,14 +117,17 @@ class Batch:
     packed: bool = False
 
     def tensors(self, device: str) -> dict[str, torch.Tensor]:
-        """{name: token ids or a mask}, all ones."""
+        """{name: token ids, or a mask that leaves the last token out}."""
         sources, targets = (self.size, self.source), (self.size, self.target)
         shapes = {"input_ids": sources, "labels": targets, "decoder_input_ids": targets}
         if self.packed:
             shapes |= {"input_segments": sources, "target_segments": targets}
         elif self.masked:
             shapes["attention_mask"] = sources
-        return {name: torch.ones(shape, dtype=torch.int64, device=device) for name, shape in shapes.items()}
+        tensors = {name: torch.ones(shape, dtype=torch.int64, device=device) for name, shape in shapes.items()}
+        if "attention_mask" in tensors:
+            tensors["attention_mask"][:, -1] = 0
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -249,15 +264,6 @@ def update(model: PreTrainedModel, args: Any, how: CountedAs, live: LiveBytes) -
 
 def _let_go(weight: torch.nn.Parameter) -> None:
     weight.grad = None
-
-
-@contextmanager
-def _kernels(how: CountedAs) -> Iterator[None]:
-    if not how.as_on_gpu:
-        yield
-        return
-    with _AsOnGpu():
-        yield
 
 
 def optimizer_of(args: Any, model: PreTrainedModel, as_on_gpu: bool = False) -> torch.optim.Optimizer:

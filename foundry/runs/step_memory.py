@@ -128,6 +128,8 @@ class StepMemory:
 
     def _passes(self, step: StepSettings) -> dict[str, float]:
         """As of `pass_peaks`."""
+        if step.form == "nf4":  # whose matrices are dequantised for their products as int8's are
+            step = step._replace(form="int8")
         if step not in self._found:
             args = self.args.replaced(
                 bf16=step.bf16,
@@ -159,8 +161,7 @@ class StepMemory:
         if not drops:
             set_dropout(model, 0.0)
         if step.form != "float32":
-            form = "int8" if step.form == "nf4" else step.form
-            weights_of(self.args.features).in_form(form).hold(model, "meta", step.bf16)
+            weights_of(self.args.features).in_form(step.form).hold(model, "meta", step.bf16)
         return model
 
     def _counted(self, step: StepSettings, count: Callable[[CountedAs], Any]) -> Any:

@@ -31,7 +31,7 @@ from foundry.model_t5 import create_model, set_dropout, train_only
 from foundry.runs.counted import Batch, CountedAs, loss_of, optimizer_of, pass_peaks, prepare, update_bytes
 
 WIDE = dict(d_model=384, d_kv=64, num_heads=6, d_ff=1024, num_layers=4, num_decoder_layers=4)
-GEMMA = dict(hidden_size=384, head_dim=64, num_attention_heads=6, intermediate_size=1024, num_hidden_layers=4)
+GEMMA = dict(hidden_size=384, head_dim=64, num_attention_heads=6, intermediate_size=1024)
 WORDS = 16_384
 MMAP_THRESHOLD = -3  # of mallopt
 
@@ -79,15 +79,17 @@ CASES = {
 }
 
 
-def new_model(case: Case, device: str = "cpu") -> PreTrainedModel:
-    """The model of a case, before `prepare`."""
-    values = zoo.config_of(case.family, WORDS)
+def new_model(case: Case, device: str = "cpu", sizes: dict | None = None) -> PreTrainedModel:
+    """The model of a case, before `prepare`. sizes: not set, the zoo's."""
+    values = zoo.config_of(case.family, WORDS if sizes == WIDE else 640)
     if case.family in zoo.GEMMA:
         for part in (values["encoder"].get("text_config", values["encoder"]), values["decoder"]):
-            part.update(GEMMA | {"layer_types": part["layer_types"] * 2})
+            layers = (sizes or {}).get("num_layers", 2)
+            kinds = (part["layer_types"] * layers)[:layers]
+            part.update({"num_hidden_layers": layers, "layer_types": kinds} | (GEMMA if sizes == WIDE else {}))
     else:
-        values |= WIDE
-    if "longt5" in case.family:
+        values |= sizes or {}
+    if "longt5" in case.family and sizes == WIDE:
         values |= dict(local_radius=63, global_block_size=16)
     with torch.device(device):
         model = create_model(AutoConfig.for_model(**values), case.attention)
@@ -109,7 +111,7 @@ def arguments(case: Case) -> FineTuningArguments:
 
 def counted(case: Case) -> int:
     """Bytes at the peak of a step of the case, on top of its weights, as the plan counts them."""
-    model, args, how = new_model(case, "meta"), arguments(case), CountedAs(case.attention)
+    model, args, how = new_model(case, "meta", WIDE), arguments(case), CountedAs(case.attention)
     of_update, states = update_bytes(model, args, how)
     return max(of_update, states + max(pass_peaks(model, args, case.batch, how).values()))
 
@@ -122,7 +124,7 @@ def resident(name: str) -> int:
 def measured(case: Case) -> int:
     """The same of this process, which makes two steps."""
     ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2**16)
-    args, model = arguments(case), new_model(case)
+    args, model = arguments(case), new_model(case, sizes=WIDE)
     prepare(model, args, CountedAs(case.attention))
     optimizer = optimizer_of(args, model)
     # Without what does not grow with the model: the libraries' code, and oneDNN's kernels for each shape of a product.
