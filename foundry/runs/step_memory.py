@@ -8,7 +8,7 @@ memory.described(step)                     # for the plan
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import PreTrainedModel
@@ -22,9 +22,6 @@ from foundry.modeling.learning import Learning, held
 from foundry.modeling.weights import weights_of
 from foundry.runs.counted import Batch, CountedAs, pass_peaks, update_bytes
 from foundry.runs.memory import Gpu, Launcher, state_bytes
-
-if TYPE_CHECKING:
-    from foundry.runs.speed import TrainingJob
 
 # Share of the memory that a plan leaves free: on a GPU for the CUDA context, NCCL and fragmentation; on a CPU for what
 # glibc keeps of freed memory; where a compiled step drops numbers, for masks that it may keep.
@@ -50,9 +47,10 @@ class StepSettings(NamedTuple):
 
 
 class StepMemory:
-    """What the steps of a job need in each process; a step is counted once. gpu: None on a CPU."""
+    """What the steps of a job need in each process; a step is counted once. gpu: None on a CPU. job: the
+    TrainingJob."""
 
-    def __init__(self, gpu: Gpu | None, job: "TrainingJob", args: Any, launcher: Launcher):
+    def __init__(self, gpu: Gpu | None, job: Any, args: Any, launcher: Launcher):
         self.gpu, self.job, self.args, self.launcher = gpu, job, args, launcher
         self.available = launcher.memory if gpu is None else gpu.memory
         self._found: dict[tuple, Any] = {}
