@@ -219,8 +219,10 @@ class TrainingRun(Run):
         rows["device"] = described_device(args)
         rows["frozen weights"] = self.decision.speed.forms
         parts = ", ".join(["weights", "gradients", "optimizer", *held(args.features, args)])
-        rows["memory"] = f"{human_bytes(needs.memory)} ({parts}), plus activations; "
-        rows["memory"] += f"{human_bytes(needs.memory_there)} available"
+        of_step = self.decision.speed.memory or "plus activations, which --dry_run counts"
+        rows["memory"] = (
+            f"{human_bytes(needs.memory)} ({parts}), {of_step}; {human_bytes(needs.memory_there)} available"
+        )
         rows["disk"] = human_bytes(needs.disk)
         if not args.save_total_limit and args.save_strategy != "no":
             rows["disk"] += " and all later checkpoints"

@@ -53,6 +53,9 @@ OVERRIDES = [
 INSIDES = [
     # a flag that takes JSON is read as transformers reads it; until transformers lists these flags publicly
     (["foundry/arguments/training"], ["_VALID_DICT_FIELDS"], "of TrainingArguments"),
+    # a step of shapes without numbers, whose memory is counted; until torch offers fake tensors publicly
+    (["foundry/modeling/recomputed"], ["_subclasses"], "of torch"),
+    (["foundry/runs/counted"], ["_subclasses", "_python_dispatch", "_pytree", "_local_scalar_dense"], "of torch"),
     # one process uses one GPU, not DataParallel; until transformers drops DataParallel
     (["foundry/arguments/training"], ["_n_gpu"], "of TrainingArguments"),
     # a field becomes a flag as in every script of transformers; until transformers offers this step publicly
@@ -101,6 +104,7 @@ INSIDES = [
     # public getter
     (
         [
+            "foundry/runs/counted",
             "foundry/runs/speed",
             "foundry/modeling/segment_masks",
             "foundry/modeling/loading",

@@ -236,7 +236,7 @@ class RunTest(TestCase):
         self.assertRegex(
             printed, "teacher +.*run at every step; 0.5 of the loss is KL.* at temperature 1, 1,024 target"
         )
-        self.assertIn("(weights, gradients, optimizer, teacher), plus activations", printed)
+        self.assertIn("(weights, gradients, optimizer, teacher), ", printed)
 
     def test_a_stream_has_a_teacher_too(self):
         stream = dict(streaming="true", shuffle_buffer_size=16, max_steps=2)
