@@ -290,6 +290,31 @@ class ScriptsTest(parameterized.TestCase):
         self.fine_tune("pairs", overwrite_output_dir=True, **plain)
         self.assertFalse((folder / "modules.json").exists())
 
+    def test_all_targets_of_an_evaluation_row_are_right(self):
+        """As in sentence-transformers' evaluator with sets of relevant documents, in any order of them; the loss is
+        that of the first."""
+        from sentence_transformers import SentenceTransformer
+        from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+        rows, found = [json.loads(line) for line in rows_of("dev", self)], {}
+        lists = [[rows[-1 - n]["n"], row["a"], *row["m"][: n % 3]][n % 2 :] for n, row in enumerate(rows)]
+        self.fine_tune("targets", max_steps=1, negative_column="m")
+        folder, file = self.folder / "targets", self.folder / "targets.jsonl"
+        flags = ("--model_name_or_path", folder, "--validation_file", file, "--use_cpu", "--overwrite_output_dir")
+        for name, order in (("all", slice(None)), ("turned", slice(None, None, -1)), ("first", slice(1))):
+            changed = [row | {"a": targets[order]} for row, targets in zip(rows, lists, strict=True)]
+            file.write_text("".join(json.dumps(row) + "\n" for row in changed))
+            found[name], _, _ = run_main(evaluate_t5.main, *flags)
+        corpus = {text: text for targets in lists for text in targets}
+        relevant = {row["q"]: {*targets} for row, targets in zip(rows, lists, strict=True)}
+        evaluator = InformationRetrievalEvaluator({query: query for query in relevant}, corpus, relevant)
+        wanted = evaluator(SentenceTransformer(str(folder), device="cpu"))
+        for name in ("mrr", "recall"):
+            for order in ("all", "turned"):
+                self.assertAlmostEqual(found[order][f"eval_{name}_at_10"], wanted[f"cosine_{name}@10"], delta=1e-9)
+        self.assertAlmostEqual(found["all"]["eval_loss"], found["first"]["eval_loss"], delta=1e-6)
+        self.assertGreater(found["all"]["eval_mrr_at_10"], found["first"]["eval_mrr_at_10"])
+
     def test_scored_pairs(self):
         from sentence_transformers import SentenceTransformer
         from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
