@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from foundry.common.errors import UserError
@@ -139,9 +138,7 @@ class Embedder:
         loss, count = self.loss_of(embeddings[counted], scores, known), counted.sum()
         return LossOutput(loss * count / (count if rows is None else rows))
 
-    def mean_loss(
-        self, embeddings: torch.Tensor, scores: Sequence[float] | None, negatives: Sequence[int]
-    ) -> float:
+    def mean_loss(self, embeddings: torch.Tensor, scores: Sequence[float] | None, negatives: Sequence[int]) -> float:
         """The loss of a split's rows, as the mean over blocks of `rows` rows in their order. embeddings: [N, 2 + K, D].
         negatives: how many each row has."""
         known = torch.arange(embeddings.shape[1] - 2) < torch.tensor(negatives)[:, None]

@@ -18,7 +18,7 @@ import pyarrow
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
-from helpers import argv_of, on_two_ranks, run_main, sentences, write_tiny_model
+from helpers import argv_of, on_two_ranks, run_main, sentences, small_disk, write_tiny_model
 from pyarrow import parquet
 from safetensors.torch import load_file
 from scipy.stats import pearsonr, spearmanr
@@ -395,6 +395,11 @@ class ScriptsTest(parameterized.TestCase):
         again, _, _ = run_main(evaluate_t5.main, "--model_name_or_path", self.folder / "csv", "--use_cpu")
         self.assertAlmostEqual(again["eval_loss"], results["csv"]["eval_loss"], delta=1e-6)
 
+    def trained(self, output: str, **changes) -> None:
+        """Fine-tunes into a folder that tests share."""
+        if not (self.folder / output).exists():
+            self.fine_tune(output, **changes)
+
     @parameterized.parameters(False, True)
     def test_two_processes_end_with_the_weights_of_two_micro_batches(self, with_zero2):
         """Each rank has the negatives of its own micro-batch."""
@@ -472,6 +477,59 @@ class ScriptsTest(parameterized.TestCase):
         _, printed = self.fine_tune("empty", train_file=file, negative_column="n", max_steps=1, plan="full")
         self.assertRegex(printed, r"empty +4 n answers of")
         self.assertRegex(printed, r"0 to 1 n of a row \(96 in all\)")
+
+    @parameterized.parameters(
+        ([{"x": "a"}, {"x": 1}], "x"),
+        ([{"x": 1}, {"x": "a"}], "x"),
+        ([{"x": 2**70}], "x"),
+        ([{"x": {}}], "x"),
+        ([{}, {"x": [{}]}], "x"),
+        ([{}, {"embedding": 1}], "embedding"),
+    )
+    def test_columns_that_parquet_cannot_hold_are_named_before_a_text_is_embedded(self, rows, column):
+        from features.encoder_heads.embedding_answers import EmbeddingReader
+
+        self.trained("short", max_steps=1)
+        file, table = self.folder / "rows.jsonl", self.folder / "rows.parquet"
+        file.write_text("".join(json.dumps({"q": "a text"} | row) + "\n" for row in rows))
+        flags = ("--model_name_or_path", self.folder / "short", "--use_cpu", "--input_file", file)
+        with mock.patch.object(EmbeddingReader, "model", side_effect=AssertionError("the model is loaded")):
+            _, _, errors = run_main(predict_t5.main, *flags, "--output_file", table, code=2)
+        self.assertRegex(errors.splitlines()[-1], f"error: --(in|out)put_file .*column {column}\\b.*\\.npy")
+        self.assertFalse(table.exists())
+
+    def test_columns_of_a_table(self):
+        """A column that only later rows have is kept; a file of texts has one."""
+        self.trained("short", max_steps=1)
+        flags, table = ("--model_name_or_path", self.folder / "short", "--use_cpu"), self.folder / "more.parquet"
+        for name, text, wanted in (
+            ("more.jsonl", '{"q": "a"}\n{"q": "b", "x": 1}\n', [{"q": "a", "x": None}, {"q": "b", "x": 1}]),
+            ("more.txt", "a\nb\n", [{"source": "a"}, {"source": "b"}]),
+        ):
+            (self.folder / name).write_text(text)
+            run_main(predict_t5.main, *flags, "--input_file", self.folder / name, "--output_file", table)
+            rows = parquet.read_table(table).to_pylist()
+            self.assertEqual([len(row.pop("embedding")) for row in rows], [32, 32])
+            self.assertEqual(rows, wanted)
+            table.unlink()
+
+    @parameterized.parameters("npy", "parquet")
+    def test_a_full_disk_is_named_and_keeps_nothing(self, kind):
+        from features.encoder_heads.embedding_answers import EmbeddingFile
+
+        self.trained("short", max_steps=1)
+        file, output, write = self.folder / "many.txt", self.folder / f"many.{kind}", EmbeddingFile.write
+        file.write_text("a text\n" * 20)
+
+        def write_to_a_small_disk(embeddings: EmbeddingFile) -> int:
+            with small_disk(1000):
+                return write(embeddings)
+
+        flags = ("--model_name_or_path", self.folder / "short", "--use_cpu", "--input_file", file)
+        with mock.patch.object(EmbeddingFile, "write", write_to_a_small_disk):
+            _, _, errors = run_main(predict_t5.main, *flags, "--output_file", output, code=2)
+        self.assertRegex(errors.splitlines()[-1], f"error: --output_file .*many.{kind}: no room on the disk")
+        self.assertEqual(list(self.folder.glob("*many.*")), [file])
 
     def test_predictions_that_are_refused(self):
         self.fine_tune("refusing", max_steps=1)
