@@ -15,6 +15,7 @@ Legend of shapes: N rows, B batch, S tokens, K most negatives of a row, D d_mode
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ from constants import IGNORE_INDEX
 from features.encoder_heads.head_trainer import EncoderTrainer
 from foundry.modeling.families import shape_of
 from foundry.modeling.loss import LossOutput
+from foundry.publishing.sentence_folder import write_modules
 from foundry.trainer_t5 import T5Trainer
 
 AT = 10  # texts that are found for a source
@@ -227,9 +229,9 @@ class EmbeddingTrainer(EncoderTrainer):
 
     def _save(self, output_dir=None, state_dict=None):
         """Overrides T5Trainer to write the files of sentence-transformers too."""
-        from features.encoder_heads.sentence_folder import write_modules
-
         super()._save(output_dir, state_dict)
         if self.args.should_save:
+            folder, width = Path(output_dir or self.args.output_dir), shape_of(self.model.config).encoder.width
+            how = self.embedder.pooling, self.embedder.normalize, self.prefix
             with self.checkpoints.full_disk_put_off():
-                write_modules(output_dir or self.args.output_dir, shape_of(self.model.config).encoder.width, self)
+                write_modules(folder, width, self.longest, *how)

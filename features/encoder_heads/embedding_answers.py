@@ -60,15 +60,10 @@ def embedder_of(folder: str) -> Embedder:
     """The Embedder that a folder's task.json records. UserError if it is damaged."""
     path = Path(folder) / TASK_RECORD
     record, types = read_json(path).get("embedding"), typing.get_type_hints(Embedder)
-    wrong = "is no record"
-    if isinstance(record, dict):
-        differing = sorted(record.keys() ^ types.keys())
-        strange = [name for name in record.keys() & types.keys() if not is_of(record[name], types[name])]
-        wrong = next((f"{name} {record.get(name, 'is missing')!r:.40}" for name in (*differing, *strange)), "")
-        if not wrong and (record["pooling"] not in POOLINGS or not 0 < record["temperature"] < math.inf):
-            wrong = f"pooling {record['pooling']!r:.40}, temperature {record['temperature']}"
-    if wrong:
-        raise UserError(f"{path}: its field embedding is not as fine_tune_t5.py writes it ({wrong})")
+    is_one = isinstance(record, dict) and record.keys() == types.keys()
+    is_one = is_one and all(is_of(record[name], kind) for name, kind in types.items())
+    if not is_one or record["pooling"] not in POOLINGS or not 0 < record["temperature"] < math.inf:
+        raise UserError(f"{path}: its field embedding is not as fine_tune_t5.py writes it: {record!r:.200}")
     return Embedder(**record)
 
 

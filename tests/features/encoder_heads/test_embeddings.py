@@ -10,7 +10,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock, skipUnless
 
 import numpy as np
@@ -31,6 +30,7 @@ import predict_t5
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
 from foundry.model_t5 import load_model
+from foundry.publishing.sentence_folder import write_modules
 
 THERE = importlib.util.find_spec("sentence_transformers") is not None
 HAS_LORA = all(map(importlib.util.find_spec, ("peft", "features.lora")))
@@ -165,7 +165,6 @@ class EncodersTest(parameterized.TestCase):
         from sentence_transformers import SentenceTransformer
 
         from features.encoder_heads.head_models import load_encoder
-        from features.encoder_heads.sentence_folder import write_modules
 
         write_checkpoint(self.folder / "whole", family)
         encoder, whole = load_encoder(str(self.folder / "whole")).eval(), load_model(str(self.folder / "whole")).eval()
@@ -177,7 +176,7 @@ class EncodersTest(parameterized.TestCase):
             tokenizer = load_tokenizer(str(self.folder / "whole"))
             save_tokenizer(tokenizer, self.folder / "encoder")
             how = embedder(pooling="first")
-            write_modules(self.folder / "encoder", 16, SimpleNamespace(embedder=how, longest=64, prefix=""))
+            write_modules(self.folder / "encoder", 16, longest=64, pooling="first", prefix="")
             again = load_encoder(str(self.folder / "encoder")).eval()
             batch = tokenizer(["the old tree", "moon"], return_tensors="pt", padding=True)
             wanted = how.embed_texts(again, batch["input_ids"], batch["attention_mask"])
