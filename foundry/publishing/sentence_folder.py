@@ -19,15 +19,14 @@ def write_modules(
     modules = []
     for number, (path, kind) in enumerate(names.items()):
         (folder / path).mkdir(exist_ok=True)
-        kind = f"sentence_transformers.models.{kind}"
-        modules.append({"idx": number, "name": str(number), "path": path, "type": kind})
+        place = {"idx": number, "name": str(number), "path": path}
+        modules.append(place | {"type": f"sentence_transformers.models.{kind}"})
     of_first = pooling == "first"
-    settings = {"word_embedding_dimension": width, "pooling_mode_cls_token": of_first}
-    settings |= {"pooling_mode_mean_tokens": not of_first, "pooling_mode_max_tokens": False}
-    write_json(folder / "1_Pooling" / "config.json", settings)
+    how = {"word_embedding_dimension": width, "pooling_mode_cls_token": of_first}
+    how |= {"pooling_mode_mean_tokens": not of_first, "pooling_mode_max_tokens": False}
+    write_json(folder / "1_Pooling" / "config.json", how)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
     if prefix is not None:
-        prompts = {"query": prefix, "document": ""}
-        settings = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-        write_json(folder / "config_sentence_transformers.json", settings)
+        prompts = {"prompts": {"query": prefix, "document": ""}, "default_prompt_name": None}
+        write_json(folder / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})
     write_json(folder / "modules.json", modules)
