@@ -154,7 +154,7 @@ class Embedder:
 
 
 def has_text(ids: torch.Tensor) -> torch.Tensor:
-    """Which negatives [B, K] there are. ids: [B, K, S], padded with -100."""
+    """Which texts of lists [B, K] there are. ids: [B, K, S], padded with -100."""
     return ids.ne(IGNORE_INDEX).any(-1)
 
 
