@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedConfig, T5Gemma2Config
 
 from foundry.common.errors import UserError
-from foundry.common.reports import read_json, write_json
+from foundry.common.reports import read_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.families import shape_of
 from foundry.publishing.exports import (
@@ -22,6 +22,7 @@ from foundry.publishing.exports import (
     refuse_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, MODEL, POOLING, TOKENIZER
+from foundry.publishing.sentence_folder import write_modules
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.
@@ -57,21 +58,8 @@ def write_encoder(original: Original, folder: Path, pooled: bool) -> None:
     read too: those of the checkpoint, or else a text's embedding is the mean of its token states."""
     encoder_alone(original.model).save_pretrained(folder)
     save_tokenizer(original.tokenizer, folder)
-    if not pooled or copy_pooling(original, folder):
-        return
-    pooling = {
-        "word_embedding_dimension": shape_of(original.model.config).encoder.width,
-        "pooling_mode_cls_token": False,
-    }
-    pooling |= {"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": False}
-    modules = [
-        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for n, (path, kind) in enumerate({"": "Transformer", "1_Pooling": "Pooling"}.items())
-    ]
-    (folder / "1_Pooling").mkdir()
-    write_json(folder / "1_Pooling" / "config.json", pooling)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": LONGEST_SOURCE, "do_lower_case": False})
-    write_json(folder / "modules.json", modules)
+    if pooled and not copy_pooling(original, folder):
+        write_modules(folder, shape_of(original.model.config).encoder.width, LONGEST_SOURCE)
 
 
 @torch.no_grad()

@@ -13,8 +13,7 @@ head_rows.py has its tokens and labels, head_trainer.py loss and evaluation. enc
 for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head reads and answers.
 
 Embeddings have no head. pair_rows.py has their rows, embedder.py loss and evaluators (sentence-transformers' own),
-sentence_folder.py the folder, embedding_answers.py its part of the answers, and sentence_answers.py that of a folder
-without task.json.
+embedding_answers.py their part of the answers, and sentence_answers.py that of a folder without task.json.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,9 @@
 """Embeddings of pairs within T5Trainer: sentence-transformers' losses to train on, and its evaluators.
 
     embedder = Embedder(temperature=0.05)
-    embedder.embed(model, batch)                # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 2+K, D]
-    embedder.measured(embeddings, rows)         # {"loss", "mrr_at_10", "recall_at_10"}
+    embedder.embed(model, batch, labels)        # [B, 2, D], of rows {"input_ids", "labels"}; with negatives [B, 2+K, D]
+    embedder.loss_of(embeddings)                # in-batch negatives, or CoSENT of scores
+    ranked({text: embedding}, sources, targets) # {"mrr_at_10", "recall_at_10"}
 
 In-batch negatives: the source of a row is compared with the targets and the negatives of all rows of the micro-batch,
 of which its own target is right (van den Oord et al. 2018, arXiv 1807.03748). CoSENT: each pair of pairs, of which one
@@ -14,9 +15,9 @@ Legend of shapes: N rows, B batch, S tokens, K most negatives of a row, D d_mode
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from foundry.common.errors import UserError
@@ -37,10 +38,12 @@ from constants import IGNORE_INDEX
 from features.encoder_heads.head_trainer import EncoderTrainer
 from foundry.modeling.families import shape_of
 from foundry.modeling.loss import LossOutput
+from foundry.publishing.sentence_folder import write_modules
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.run_callback import RunCallback
 
 AT = 10  # texts that are found for a source
+MORE_TARGETS = "more targets"  # of a batch: the right targets of each evaluation row beside its first, [B, P, S]
 COMPARED_AT_ONCE = 2**26  # similarities
 _POOLING = {"mean": "mean", "first": "cls"}  # in sentence-transformers' words
 
@@ -82,13 +85,19 @@ class Embedder:
         pairs = torch.stack([sources, self.embed_answers(model, labels)], dim=1)
         if self.negative is None:
             return pairs
-        known = has_text(inputs[self.negative])
-        negatives = pairs.new_zeros(*known.shape, pairs.shape[-1])
-        texts = inputs[self.negative][known]
+        return torch.cat([pairs, self.embed_lists(model, inputs[self.negative], labels)], dim=1)
+
+    def embed_lists(self, model: Any, lists: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The embeddings [B, K, D] of lists of texts [B, K, S] that are padded with -100; 0 in place of those that a
+        row lacks. labels: as of `embed`."""
+        known = has_text(lists)
+        texts = lists[known]
         if not len(texts):  # the processes that share a model's weights must read it equally often
             texts = labels[:1]
-        negatives[known] = self.embed_answers(model, texts)[: known.sum()]
-        return torch.cat([pairs, negatives], dim=1)
+        found = self.embed_answers(model, texts)
+        embeddings = found.new_zeros(*known.shape, found.shape[-1])
+        embeddings[known] = found[: known.sum()]
+        return embeddings
 
     def embed_answers(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
         """The embeddings [B, D] of texts [B, S] that are padded with -100."""
@@ -131,32 +140,21 @@ class Embedder:
         loss, count = self.loss_of(embeddings[counted], scores, known), counted.sum()
         return LossOutput(loss * count / (count if rows is None else rows))
 
-    # ------------------------------------------------------------ of all rows of a split
-    def measured(
-        self,
-        embeddings: np.ndarray,
-        sources: list[str],
-        targets: list[str],
-        scores: Sequence[float] | None,
-        negatives: Sequence[int],
-    ) -> dict[str, float]:
-        """The loss, as the mean over blocks of `rows` rows in their order, and the metrics of the evaluator.
-        embeddings: [N, 2 + K, D]. negatives: how many each row has."""
-        tensors = torch.from_numpy(np.asarray(embeddings))
-        known = torch.arange(tensors.shape[1] - 2) < torch.tensor(negatives)[:, None]
+    def mean_loss(self, embeddings: torch.Tensor, scores: Sequence[float] | None, negatives: Sequence[int]) -> float:
+        """The loss of a split's rows, as the mean over blocks of `rows` rows in their order. embeddings: [N, 2 + K, D].
+        negatives: how many each row has."""
+        known = torch.arange(embeddings.shape[1] - 2) < torch.tensor(negatives)[:, None]
         wanted = None if scores is None else torch.tensor(scores)
         total = 0.0
-        for start in range(0, len(tensors), self.rows):
+        for start in range(0, len(embeddings), self.rows):
             part = slice(start, start + self.rows)
-            loss = self.loss_of(tensors[part], None if wanted is None else wanted[part], known[part])
-            total += float(loss) * len(tensors[part])
-        known = dict(zip([*targets, *sources], [*tensors[:, 1], *tensors[:, 0]], strict=True))
-        found = ranked(known, sources, targets) if wanted is None else correlated(known, sources, targets, scores)
-        return {"loss": total / len(tensors)} | found
+            loss = self.loss_of(embeddings[part], None if wanted is None else wanted[part], known[part])
+            total += float(loss) * len(embeddings[part])
+        return total / len(embeddings)
 
 
 def has_text(ids: torch.Tensor) -> torch.Tensor:
-    """Which negatives [B, K] there are. ids: [B, K, S], padded with -100."""
+    """Which texts of lists [B, K] there are. ids: [B, K, S], padded with -100."""
     return ids.ne(IGNORE_INDEX).any(-1)
 
 
@@ -188,7 +186,7 @@ def correlated(
 
 def ranked(known: dict[str, torch.Tensor], sources: list[str], targets: list[str]) -> dict[str, float]:
     """How often, and at which place, the target of a source is among the AT texts that are most like it, of all
-    targets. Equal sources have the targets of all their rows. known: the embedding [D] of each text."""
+    targets. A source that stands in several pairs has all their targets. known: the embedding [D] of each text."""
     queries, corpus = ({text: str(n) for n, text in enumerate(dict.fromkeys(side))} for side in (sources, targets))
     relevant: dict[str, set[str]] = {}
     for source, target in zip(sources, targets, strict=True):
@@ -221,15 +219,19 @@ class EmbeddingTrainer(EncoderTrainer):
     longest: int
     prefix: str
 
-    def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-        """(embeddings [B, 2 + K, D], tokens of each source [B])."""
-        return self.embedder.embed(self.model, inputs, inputs["labels"]), inputs["attention_mask"].sum(1)
+    def kept(self, inputs: dict) -> tuple[torch.Tensor, ...]:
+        """(embeddings [B, 2 + K, D], tokens of each source [B]), and those of MORE_TARGETS, [B, P, D], if there are."""
+        labels = inputs["labels"]
+        kept = [self.embedder.embed(self.model, inputs, labels), inputs["attention_mask"].sum(1)]
+        if MORE_TARGETS in inputs:
+            kept.append(self.embedder.embed_lists(self.model, inputs[MORE_TARGETS], labels))
+        return tuple(kept)
 
     def _save(self, output_dir=None, state_dict=None):
         """Overrides T5Trainer to write the files of sentence-transformers too."""
-        from features.encoder_heads.sentence_folder import write_modules
-
         super()._save(output_dir, state_dict)
         if self.args.should_save:
+            folder, width = Path(output_dir or self.args.output_dir), shape_of(self.model.config).encoder.width
+            how = self.embedder.pooling, self.embedder.normalize, self.prefix
             with self.checkpoints.full_disk_put_off():
-                write_modules(output_dir or self.args.output_dir, shape_of(self.model.config).encoder.width, self)
+                write_modules(folder, width, self.longest, *how)

@@ -5,11 +5,13 @@ Its folder is known by the field "embedding" of its task.json. The steps are tho
 """
 
 import functools
+import io
 import itertools
 import math
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -58,15 +60,10 @@ def embedder_of(folder: str) -> Embedder:
     """The Embedder that a folder's task.json records. UserError if it is damaged."""
     path = Path(folder) / TASK_RECORD
     record, types = read_json(path).get("embedding"), typing.get_type_hints(Embedder)
-    wrong = "is no record"
-    if isinstance(record, dict):
-        differing = sorted(record.keys() ^ types.keys())
-        strange = [name for name in record.keys() & types.keys() if not is_of(record[name], types[name])]
-        wrong = next((f"{name} {record.get(name, 'is missing')!r:.40}" for name in (*differing, *strange)), "")
-        if not wrong and (record["pooling"] not in POOLINGS or not 0 < record["temperature"] < math.inf):
-            wrong = f"pooling {record['pooling']!r:.40}, temperature {record['temperature']}"
-    if wrong:
-        raise UserError(f"{path}: its field embedding is not as fine_tune_t5.py writes it ({wrong})")
+    is_one = isinstance(record, dict) and record.keys() == types.keys()
+    is_one = is_one and all(is_of(record[name], kind) for name, kind in types.items())
+    if not is_one or record["pooling"] not in POOLINGS or not 0 < record["temperature"] < math.inf:
+        raise UserError(f"{path}: its field embedding is not as fine_tune_t5.py writes it: {record!r:.200}")
     return Embedder(**record)
 
 
@@ -131,10 +128,10 @@ class EmbeddingReader(EncoderReader):
         return [{"embedding": one} for one in found]
 
     def output(self, settings: dict) -> "EmbeddingFile":  # noqa: ARG002
-        return EmbeddingFile(Path(self.args.output_file))
+        return EmbeddingFile(Path(self.args.output_file), (row for row, _ in self.inputs()))
 
-    def record(self, row: dict, one: str, answer: dict) -> tuple[dict, np.ndarray]:  # noqa: ARG002
-        return row, answer["embedding"]
+    def record(self, row: dict, one: str, answer: dict) -> np.ndarray:  # noqa: ARG002
+        return answer["embedding"]
 
     def finished(self, output: "EmbeddingFile", new: int) -> dict[str, str]:
         width = output.write()
@@ -184,36 +181,50 @@ def check_output(path: Path, overwrite: bool) -> None:
 
 
 class EmbeddingFile:
-    """The file of embeddings, which is written when all are there."""
+    """The file of embeddings, which is written when all are there. rows: of its texts, whose columns a .parquet has."""
 
     done = 0  # no text of an earlier run is kept
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, rows: Iterable[dict]):
+        """UserError for rows that Parquet cannot hold."""
         self.path = path
-        self.records: list[tuple[dict, np.ndarray]] = []
+        self.table = table_of(list(rows), path) if path.suffix == ".parquet" else None
+        self.embeddings: list[np.ndarray] = []
 
-    def append(self, records: list[tuple[dict, np.ndarray]]) -> None:
-        self.records += records
+    def append(self, embeddings: list[np.ndarray]) -> None:
+        self.embeddings += embeddings
 
     def write(self) -> int:
         """Writes the embeddings [N, D] as an array, or beside the columns of their rows, and renames the file into
         place. Returns D."""
-        path, aside = self.path, self.path.with_name(f".{self.path.name}.part")
-        rows, found = [row for row, _ in self.records], np.stack([one for _, one in self.records])
+        aside, found = self.path.with_name(f".{self.path.name}.part"), np.stack(self.embeddings)
         width = found.shape[1]
-        if path.suffix == ".npy":
-            with aside.open("wb") as file:
-                np.save(file, found)
-        else:
-            if any(COLUMN in row for row in rows):
-                raise UserError(f"--input_file: a row has a column {COLUMN}, where its embedding would be written")
-            try:
-                table = pyarrow.Table.from_pylist(rows)
-            except pyarrow.ArrowInvalid as error:
-                raise UserError(
-                    f"--output_file {path}: the rows have no common types ({error}). Name a .npy file"
-                ) from None
-            column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.ravel()), width)
-            parquet.write_table(table.append_column(COLUMN, column), aside)
-        patiently(functools.partial(aside.replace, path))
+        try:
+            if self.table is None:
+                with aside.open("wb") as file:
+                    # An object that can only write: NumPy writes to a file without saying why that failed.
+                    np.save(SimpleNamespace(write=file.write), found)
+            else:
+                column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(found.ravel()), width)
+                parquet.write_table(self.table.append_column(COLUMN, column), aside)
+            patiently(functools.partial(aside.replace, self.path))
+        finally:
+            aside.unlink(missing_ok=True)
         return width
+
+
+def table_of(rows: list[dict], path: Path) -> pyarrow.Table:
+    """The rows as they stand in a .parquet, with all columns that a row has. UserError, which names the column, for one
+    that has no place there."""
+    columns, advice = {}, "Rename it, or name a .npy file"
+    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
+        place = f"--output_file {path}: the column {name} of the rows"
+        if name == COLUMN:
+            raise UserError(f"{place} is the one that embeddings are written to. {advice}")
+        try:
+            columns[name] = pyarrow.array([row.get(name) for row in rows])
+            # Without rows: Parquet refuses some types, such as that of an empty record.
+            parquet.write_table(pyarrow.table({name: columns[name][:0]}), io.BytesIO())
+        except (pyarrow.ArrowException, OverflowError) as error:
+            raise UserError(f"{place} has values that Parquet cannot hold ({error}). {advice}") from None
+    return pyarrow.table(columns)

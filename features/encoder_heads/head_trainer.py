@@ -71,7 +71,7 @@ class EncoderTrainer(T5Trainer):
         """A subclass with these attributes, which are set once."""
         return type(cls.__name__, (cls,), own | {"__module__": cls.__module__})
 
-    def kept(self, inputs: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    def kept(self, inputs: dict) -> tuple[torch.Tensor, ...]:
         """What an evaluation keeps of a batch, under autocast."""
         raise NotImplementedError
 
@@ -81,7 +81,7 @@ class EncoderTrainer(T5Trainer):
         inputs: dict,
         prediction_loss_only: bool,  # noqa: ARG002
         ignore_keys: list[str] | None = None,  # noqa: ARG002
-    ) -> tuple[None, tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+    ) -> tuple[None, tuple[torch.Tensor, ...], torch.Tensor]:
         """(None, `kept`, labels [B, T])."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager(), self.accelerator.autocast():

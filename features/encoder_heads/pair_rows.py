@@ -12,10 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_utils import EvalPrediction
 
-from features.encoder_heads.embedder import Embedder, EmbeddingTrainer
+from features.encoder_heads.embedder import MORE_TARGETS, Embedder, EmbeddingTrainer, correlated, ranked
 from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
@@ -25,11 +26,12 @@ from foundry.modeling.families import family_of, shape_of
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
+from tasks.examples import encode_lists
 from tasks.mixture import TaskData, Tasks
 from tasks.task import LoadedTask, Task, named_tasks
 
 LONGEST = 512  # tokens of a text where no flag says
-_OF_BATCHES = ("input_ids", "attention_mask", "labels")
+_OF_BATCHES = ("input_ids", "attention_mask", "labels", MORE_TARGETS)
 
 
 class PairTasks(Tasks):
@@ -105,7 +107,7 @@ class LoadedPairs(LoadedTask):
         """UserError for scores that do not differ, and where no training row has a negative."""
         self.embedder = embedder
         super().__init__(task, task.read(splits), tokenizer)
-        if "train" in self.data and embedder.negative and not any(self.data["train"][embedder.negative]):
+        if "train" in self.data and embedder.negative and not any(self.negatives("train")):
             raise UserError(f"--negative_column {embedder.negative}: no training row has a negative. Leave it out")
         for split, data in self.data.items() if embedder.score else ():
             if len(set(data[embedder.score])) < 2:
@@ -113,22 +115,47 @@ class LoadedPairs(LoadedTask):
                     f"--score_column {embedder.score}: has the same value in all {split} rows, and pairs are ranked by "
                     "it. Name another column"
                 )
+        for split in self.data:
+            more = [texts[1:] for texts in self.targets(split)]
+            if any(more):
+                ids = encode_lists(tokenizer, more, self.entry["max_target_length"])
+                self.data[split] = self.data[split].add_column(MORE_TARGETS, ids)
 
     def evaluation_task(self, split: str, with_generate: bool) -> EvaluationTask:  # noqa: ARG002
         return EvaluationTask(partial(self.measured, split), None, False, max_length=2)
 
     def measured(self, split: str, output: EvalPrediction) -> dict[str, float]:
-        """The metrics of a split, of the embeddings [N, K, D] that an evaluation keeps."""
-        return self.embedder.measured(output.predictions[0], *self.texts(split))
+        """The loss and the metrics of a split, of what an evaluation keeps (`EmbeddingTrainer.kept`). The loss compares
+        a source with the first of its targets, the metrics with all."""
+        embeddings, _, *more = map(torch.from_numpy, output.predictions)
+        scores = list(self.data[split][self.embedder.score]) if self.embedder.score else None
+        rows, sources, targets = [], [], []  # of all pairs
+        known: dict[str, torch.Tensor] = {}
+        for number, texts in enumerate(self.targets(split)):
+            rows += [number] * len(texts)
+            targets += texts
+            known[texts[0]] = embeddings[number, 1]
+            for place, text in enumerate(texts[1:]):
+                known[text] = more[0][number, place]
+        for number in rows:
+            source = registry.source_text(self.entry, self.rows[split][number])
+            sources.append(source)
+            known[source] = embeddings[number, 0]
+        loss = {"loss": self.embedder.mean_loss(embeddings, scores, self.negatives(split))}
+        if scores is None:
+            return loss | ranked(known, sources, targets)
+        return loss | correlated(known, sources, targets, [scores[number] for number in rows])
 
-    def texts(self, split: str) -> tuple[list[str], list[str], list[float] | None, list[int]]:
-        """(sources, targets, scores or None, how many negatives each row has) of a split."""
-        entry, rows, data = self.entry, self.rows[split], self.data[split]
-        score, negative = self.embedder.score, self.embedder.negative
-        scores = None if score is None else list(data[score])
-        negatives = [0] * len(rows) if negative is None else list(map(len, data[negative]))
-        targets = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
-        return [registry.source_text(entry, row) for row in rows], targets, scores, negatives
+    def targets(self, split: str) -> list[list[str]]:
+        """The right targets of each row: one or several."""
+        found = [registry.reference_texts(self.name, self.entry, row) for row in self.rows[split]]
+        return [[first, *filter(None, more)] for first, *more in found]
+
+    def negatives(self, split: str) -> list[int]:
+        """How many negatives each row has."""
+        if self.embedder.negative is None:
+            return [0] * len(self.rows[split])
+        return list(map(len, self.data[split][self.embedder.negative]))
 
 
 class PairData(TaskData):
@@ -141,7 +168,7 @@ class PairData(TaskData):
         splits = ["train", *registry.eval_splits(task.entry)]
         self.trainer_type = trainer_of(self.embedder, task)
         pairs = LoadedPairs(task, splits, self.tokenizer, self.embedder)
-        *_, negatives = pairs.texts("train")
+        negatives = pairs.negatives("train")
         self.negatives = sum(negatives) / len(negatives)  # of a row, on average
         return [pairs]
 

@@ -18,9 +18,9 @@ from transformers import AutoModelForTextEncoding, AutoModelForTokenClassificati
 
 import export_checkpoint
 from features.encoder_heads.head_models import LongT5ForTokenClassification, create_head_model
-from features.encoder_heads.sentence_folder import write_modules
 from foundry.corpora.tokenizers import load_tokenizer, save_tokenizer
 from foundry.model_t5 import load_model
+from foundry.publishing.sentence_folder import write_modules
 
 LABELS = ["O", "B-PER", "I-PER"]
 THERE = importlib.util.find_spec("sentence_transformers") is not None
@@ -35,8 +35,7 @@ def folder_of(kind: str) -> Path:
     torch.manual_seed(0)
     if kind == "embedding":
         model = AutoModelForTextEncoding.from_pretrained(folder / "base")
-        how = SimpleNamespace(pooling="first", normalize=True)
-        write_modules(folder, 16, SimpleNamespace(embedder=how, longest=20, prefix="query: "))
+        write_modules(folder, 16, longest=20, pooling="first", normalize=True, prefix="query: ")
     else:
         config = load_model(str(folder / "base")).config
         model = create_head_model(config, None, SimpleNamespace(labels=LABELS), freeze=False)
