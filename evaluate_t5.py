@@ -35,16 +35,18 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedModel
 
-from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
+from constants import DATASET_VALS, TASK_RECORD
+from features import of_evaluation, of_pre_training, task_features
+from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.own_pairs import OWN, names_own_pairs
 from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
-from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
-from foundry.common.command_line import exit_on_user_error, parse_arguments
+from foundry.arguments.training import T5TrainingArguments, decide_features
+from foundry.common.command_line import exit_on_user_error
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
-from foundry.common.flags import AUTO, option, refuse
+from foundry.common.flags import AUTO, refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import (
     check_alike,
@@ -58,7 +60,6 @@ from foundry.common.reports import end_summary, json_line
 from foundry.common.words import comma_words
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import earlier_run
-from foundry.features import Features, features_of, task_features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.report.lengths import described_lengths
@@ -94,7 +95,7 @@ NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 PRE_TRAINING_FLAGS = (
     "text_column",
     "input_ids_column",
-    *recorded_types(features_of("pre_train_t5")),
+    *recorded_types(of_pre_training()),
     "max_train_samples",
     "max_eval_samples",
     "bf16",
@@ -107,54 +108,7 @@ SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
 
 
-@dataclass
-class EvaluationArguments:
-    """The flags that say which checkpoint answers what."""
-
-    _argument_group_name = "evaluation"
-
-    model_name_or_path: str = option(
-        FineTuningArguments.output_dir, "Folder or Hub name; {task} in it stands for the task, as in out/glue/{task}."
-    )
-    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
-    attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
-    )
-    split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
-    allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
-
-
-@dataclass
-class EvaluationRunArguments(T5TrainingArguments):
-    """transformers' flags with the defaults of an evaluation."""
-
-    _argument_group_name = "other flags"
-    # What T5TrainingArguments hides, except do_predict, and the tasks' flags of training.
-    _without_effect = T5TrainingArguments._without_effect.replace("do_predict ", "") + (
-        " mixing mixing_cap mixing_temperature span_corruption_file span_corruption_share max_train_samples"
-    )
-    _usual = (
-        "output_dir overwrite_output_dir per_device_eval_batch_size bf16 predict_with_generate generation_num_beams "
-        "do_predict report_to"
-    )
-    _groups = {"run": f"{_usual} run_name project"}
-
-    output_dir: str | None = option(
-        None, "Folder to write. Must be empty or overwritten. Not set: eval_<task> in the model's folder."
-    )
-    overwrite_output_dir: bool = option(False, "Replace the files of an earlier evaluation in --output_dir.")
-    per_device_eval_batch_size: int = option(64, "Rows per process and forward pass.")
-    do_predict: bool = option(False, "Answer the test splits; metrics where they have targets.")
-    report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
-
-    def __post_init__(self):
-        self.features = Features([kind() for kind in features_of("evaluate_t5")])  # they have no flags here
-        output_dir = self.output_dir
-        super().__post_init__()
-        self.output_dir = output_dir  # transformers would invent a name
-
-
-FEATURES = features_of("evaluate_t5")
+FEATURES = of_evaluation()
 DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEATURES]
 
 
@@ -181,15 +135,12 @@ class LoadedJob(TaskJob):
 
 def parse_evaluation(
     argv: list[str] | None,
-) -> tuple[EvaluationArguments, TaskArguments, EvaluationRunArguments, list[TaskJob]]:
+) -> tuple[EvaluationArguments, TaskArguments, T5TrainingArguments, list[TaskJob]]:
     """The groups of flags, checked and with an output folder, and a TaskJob for each task."""
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
-    evaluation, task_args, run_args, *features = parse_arguments(DATACLASSES, argv, fill_in=fill_in, about=__doc__)
-    run_args = run_args.replaced(features=Features(features))
+    evaluation, task_args, run_args = parse_evaluation_flags(DATACLASSES, argv, fill_in, __doc__)
     decide_features(run_args, evaluation, task_args)
-    if run_args.push_to_hub:
-        raise UserError("--push_to_hub: an evaluation uploads nothing; export_checkpoint.py does")
     if not (task_args.benchmark or task_args.dataset_name or names_own_pairs(task_args)):
         what = f"has no {TASK_RECORD} (fine_tune_t5.py writes it). Name"
         if pre_training_of(evaluation.model_name_or_path) is not None:
@@ -213,7 +164,7 @@ def parse_evaluation(
 
 
 def names_of_tasks(
-    evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+    evaluation: EvaluationArguments, task_args: TaskArguments, run_args: T5TrainingArguments
 ) -> list[str]:
     """Names of the tasks that the flags name; for --dataset_name all --do_predict, those of GLUE's submission."""
     if task_args.dataset_name != "all" or not run_args.do_predict:
@@ -231,7 +182,7 @@ def names_of_tasks(
 
 
 def default_output_dir(
-    jobs: list[TaskJob], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: EvaluationRunArguments
+    jobs: list[TaskJob], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: T5TrainingArguments
 ) -> Path:
     """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
     parts = ["predict" if run_args.do_predict else "eval", task_args.dataset_name.replace(",", "_")]
@@ -273,7 +224,7 @@ def build_job(
     name: str,
     evaluation: EvaluationArguments,
     task_args: TaskArguments,
-    run_args: EvaluationRunArguments,
+    run_args: T5TrainingArguments,
     given: set[str],
     is_one_of_several: bool,
 ) -> TaskJob:
@@ -352,13 +303,13 @@ def contents_of_jobs(jobs: list[LoadedJob]) -> dict[str, str]:
     return found
 
 
-def load(evaluation: EvaluationArguments, name: str, args: EvaluationRunArguments) -> PreTrainedModel:
+def load(evaluation: EvaluationArguments, name: str, args: T5TrainingArguments) -> PreTrainedModel:
     """The checkpoint in the form of weights that the flags ask for."""
     return load_to_answer(name, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
 
 
 def build_trainer(
-    job: LoadedJob, run_args: EvaluationRunArguments, evaluation: EvaluationArguments, model: PreTrainedModel | None
+    job: LoadedJob, run_args: T5TrainingArguments, evaluation: EvaluationArguments, model: PreTrainedModel | None
 ) -> T5Trainer:
     """A T5Trainer that answers the task's rows with its checkpoint; model: the checkpoint, if it is loaded."""
     model, tokenizer = model or load(evaluation, job.model, run_args), job.task.tokenizer
@@ -515,9 +466,8 @@ def score_text(argv: list[str] | None, recorded: dict) -> dict:
 
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *FEATURES]
     fill_in = functools.partial(flags_of_pre_training, recorded)
-    evaluation, text_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=__doc__)
-    args = args.replaced(features=Features(features))
-    for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate push_to_hub")):
+    evaluation, text_args, args = parse_evaluation_flags(groups, argv, fill_in, __doc__)
+    for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate")):
         refuse(flags, names, "has no effect on text")
     decide_features(args, evaluation, text_args)
     check_pre_training_data(text_args, evaluates=True)
