@@ -20,6 +20,7 @@ import sklearn.metrics
 from absl.testing import parameterized
 from datasets import Features, List, Value
 from rouge_score import rouge_scorer
+from sacrebleu.metrics import BLEU, TER
 
 from constants import DATASET_VALS
 from foundry.common.errors import UserError
@@ -27,6 +28,7 @@ from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, signatures, try_metrics
+from tasks.metrics.words import remarks, script_of
 from tasks.registry import found_numbers, number_text, plain_entry, value_of_text
 
 GLUE = DATASET_VALS["glue"]
@@ -222,6 +224,57 @@ class TextMetricsTest(parameterized.TestCase):
         self.assertStartsWith(
             found["ter_signature"], "nrefs:var|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:"
         )
+
+    @parameterized.parameters(
+        ("今天天气很好我们一起去公园散步喝茶聊天吧", "zh", dict(normalized=True, asian_support=True)),
+        ("我用 Python 和 TensorFlow 写程序很多年了", "zh", dict(normalized=True, asian_support=True)),
+        ("今日は天気がいいので公園を散歩しました", "char", dict(normalized=True, asian_support=True)),  # no MeCab here
+        ("วันนี้อากาศดีมากเราไปเดินเล่น", "char", {}),
+        ("ថ្ងៃនេះអាកាសធាតុល្អណាស់", "char", {}),
+        ("오늘은 날씨가 아주 좋아서 공원에 갔습니다", "13a", {}),
+        ("Сегодня очень хорошая погода в городе", "13a", {}),
+        ("the word 茶 means tea in all cities", "13a", {}),
+    )
+    def test_words_are_those_of_sacrebleus_tokenizer_for_the_script(self, text, tokenizer, of_ter):
+        """Decided by the whole set: a Latin name among the targets is counted like the others."""
+        references = [[text], [text[::-1], text], ["Kant"]]
+        answers = [f"{text[:-1]}x", text, "Kant"]
+        streams = [[text, text[::-1], "Kant"], [None, text, None]]
+        entry = text_task("bleu", "ter")
+        self.enter_context(mock.patch("importlib.util.find_spec", return_value=None))
+        scores = score_predictions(entry, answers, references)
+        for name, metric in (("bleu", BLEU(tokenize=tokenizer)), ("ter", TER(**of_ter))):
+            self.assertEqual(scores[name], metric.corpus_score(answers, streams).score, name)
+            signature = metric.get_signature().format()
+            self.assertEqual(
+                signatures(entry, references)[f"{name}_signature"], signature.replace("nrefs:2", "nrefs:var")
+            )
+        self.assertGreater(scores["bleu"], 50)
+        script = script_of(text for texts in references for text in texts)
+        alone = score_predictions(entry, ["Kant und"], [["Kant und"]], script=script)  # a row of the set
+        self.assertEqual(alone["bleu"], BLEU(tokenize=tokenizer).corpus_score(["Kant und"], [["Kant und"]]).score)
+
+    def test_one_letter_of_twenty(self):
+        target = "今天天气很好我们一起去公园散步喝茶聊天吧"
+        self.assertAlmostEqual(METRICS["bleu"]([target.replace("公", "花")], [[target]]), 85.789, places=3)
+
+    @parameterized.parameters(
+        (["bleu"], ["今天天气很好"], ["tokenizer zh"]),
+        (["bleu"], ["今日は天気がいい"], ["tokenizer char", "ja-mecab needs MeCab"]),
+        (["ter", "chrf++"], ["วันนี้อากาศดีมาก"], ["ter, chrf++ takes what is between spaces"]),
+        (["bleu", "squad_f1"], ["one two three", "one two three four"], []),
+        (["bleu"], ["one two three", "red", "one two three four"], ["fewer than 4 words", "67 %"]),
+        (["bleu"], ["one two three"], ["fewer than 4 words", "all targets"]),
+        (["chrf", "exact_match"], ["今天天气很好"], []),
+    )
+    def test_remarks_on_words(self, metrics, targets, named):
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            found = " ".join(remarks(metrics, [[text] for text in targets]))
+        for part in named:
+            self.assertIn(part, found)
+        self.assertEqual(bool(found), bool(named))
+        if "all targets" in named:
+            self.assertEqual(METRICS["bleu"](targets, [[text] for text in targets]), 0)
 
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]
