@@ -83,15 +83,11 @@ from tasks.tasks import LoadedTask, TaskRows, Tasks
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
-
-
 DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *of_evaluation()]
 
 
-def parse_evaluation(
-    argv: list[str] | None,
-) -> tuple[EvaluationArguments, TaskArguments, T5TrainingArguments, list[TaskJob]]:
-    """The groups of flags, checked and with an output folder, and a TaskJob for each task."""
+def parse_evaluation(argv: list[str] | None) -> tuple[EvaluationArguments, T5TrainingArguments, list[TaskJob]]:
+    """Which checkpoint and how it answers, checked and with an output folder, and a TaskJob for each task."""
     given: set[str] = set()
     fill_in = functools.partial(flags_of_record, given)
     evaluation, task_args, run_args = parse_evaluation_flags(DATACLASSES, argv, fill_in, __doc__)
@@ -115,7 +111,15 @@ def parse_evaluation(
         raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
         run_args.output_dir = str(default_output_dir(jobs, evaluation, task_args, run_args))
-    return evaluation, task_args, run_args, jobs
+    return evaluation, run_args, jobs
+
+
+def clear_output_dir(run_args: T5TrainingArguments, models: list[str]) -> None:
+    """Removes the results of an earlier evaluation. UserError if --output_dir must not be written."""
+    check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, models)
+    if is_first_process():
+        for name in (*OUTPUT_FILES, "submission.zip"):  # which tools.report_glue has made of other answers
+            (Path(run_args.output_dir) / name).unlink(missing_ok=True)
 
 
 def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
@@ -154,6 +158,23 @@ def build_trainer(
     if scoring.predict_with_generate:
         print_once(f"search of answers to {job.task.name}: {trainer.described_search()}")
     return trainer
+
+
+def answer_all(jobs: list[LoadedJob], evaluation: EvaluationArguments, run_args: T5TrainingArguments) -> dict:
+    """Answers all jobs, and returns the numbers of `answer` with those of several tasks together. Jobs of one
+    checkpoint that follow each other load it once."""
+    summarise = Tasks([job.task for job in jobs]).summarise
+    results, trainer, model = {}, None, None
+    for job in jobs:
+        loaded = trainer.model if trainer and model == job.model else None
+        trainer, model = build_trainer(job, run_args, evaluation, loaded), job.model
+        flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
+        start_trackers(trainer, flags)
+        results |= answer(job, trainer)
+        finish_trackers(trainer)
+    if summarise and not run_args.do_predict and not evaluation.split:
+        results |= summarise(results)
+    return results
 
 
 def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[dict], dict]:
@@ -255,7 +276,6 @@ def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> s
     return f"python -m tools.plot_runs {model}" if (Path(model) / "metrics.jsonl").is_file() else None
 
 
-# ---------------------------------------------------------------- text, as in pre-training
 def pre_training_to_score(argv: list[str] | None) -> dict | None:
     """The flags of the model's pre-training if the command line names text to score it on, else None."""
     words = list(map(str, sys.argv[1:] if argv is None else argv))
@@ -274,30 +294,15 @@ def main(argv: list[str] | None = None) -> dict:
         return answers.evaluate(argv, DATACLASSES, __doc__)
     if (pre_training := pre_training_to_score(argv)) is not None:
         return score_text(argv, pre_training, __doc__)
-    evaluation, task_args, run_args, asked = parse_evaluation(argv)
-    check_output_dir(run_args.output_dir, run_args.overwrite_output_dir, [job.model for job in asked])
-    earlier = (*OUTPUT_FILES, "submission.zip")  # which tools.report_glue has made of other answers
-    if is_first_process():
-        for name in earlier:
-            (Path(run_args.output_dir) / name).unlink(missing_ok=True)
+    evaluation, run_args, asked = parse_evaluation(argv)
+    clear_output_dir(run_args, [job.model for job in asked])
     with run_args.main_process_first(desc="preparing the task"):
         jobs, missing = load_data(asked, evaluation)
     if run_args.world_size > 1:
         check_alike(contents_of_jobs(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
-    tasks = [job.task for job in jobs]
-    summarise = Tasks(tasks).summarise
-    announce(run, tasks, evaluation.model_name_or_path, missing)
-    results, trainer, model = {}, None, None
-    for job in jobs:
-        loaded = trainer.model if trainer and model == job.model else None
-        trainer, model = build_trainer(job, run_args, evaluation, loaded), job.model
-        flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
-        start_trackers(trainer, flags)
-        results |= answer(job, trainer)
-        finish_trackers(trainer)
-    if summarise and not run_args.do_predict and not evaluation.split:
-        results |= summarise(results)
+    announce(run, [job.task for job in jobs], evaluation.model_name_or_path, missing)
+    results = answer_all(jobs, evaluation, run_args)
     if is_first_process():
         write_results(run, jobs, results, missing)
     finish_process_group()

@@ -17,8 +17,9 @@ _FLOAT16 = "T5's activations overflow in float16. Use --bf16, or neither for flo
 _SHARDED = "--deepspeed shards an evaluation, or accelerate launch --config_file launch/fsdp2.yaml"
 _VERBOSITY = "set TRANSFORMERS_VERBOSITY, such as to info"
 _UPLOAD = "export_checkpoint.py uploads a model"
+_COMET = "comet-score of the package unbabel-comet scores the file of answers (docs/experiments.md)"
 BACKENDS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")  # transformers' choices
-# {flag of a training: what an evaluation has in its place}
+# {flag of a training, or of an earlier version: what an evaluation has in its place}
 _INSTEAD = {
     "auto_find_batch_size": "give --per_device_eval_batch_size",
     "fp16": _FLOAT16,
@@ -32,6 +33,7 @@ _INSTEAD = {
     "trackio_bucket_id": "set TRACKIO_BUCKET_ID",
     "trackio_space_id": "set TRACKIO_SPACE_ID",
     **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_token", "hub_private_repo"), _UPLOAD),
+    **dict.fromkeys(("comet_model", "comet_command"), _COMET),
     **dict.fromkeys(("hub_strategy", "hub_always_push", "hub_revision"), _UPLOAD),
 }
 
@@ -112,10 +114,10 @@ class EvaluationRunArguments:
         return args
 
 
-for _flag in dataclasses.fields(T5TrainingArguments):
-    if _flag.init and _flag.name not in EvaluationRunArguments.__dataclass_fields__:
-        _why = _INSTEAD.get(_flag.name, "it is for training, leave it out")
-        EvaluationRunArguments._gone[_flag.name] = f"no flag of an evaluation: {_why}"
+for _name in (*_INSTEAD, *(field.name for field in dataclasses.fields(T5TrainingArguments) if field.init)):
+    if _name not in EvaluationRunArguments.__dataclass_fields__:
+        _why = _INSTEAD.get(_name, "it is for training, leave it out")
+        EvaluationRunArguments._gone[_name] = f"no flag of an evaluation: {_why}"
 
 
 def parse_evaluation_flags(

@@ -5,12 +5,13 @@ The text is all of `--validation_file`, or what the run held out of the same `--
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from features import of_evaluation, of_pre_training
 from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
-from foundry.arguments.training import decide_features
+from foundry.arguments.training import T5TrainingArguments, decide_features
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.paths import check_output_dir, refuse_links
@@ -64,6 +65,42 @@ def flags_of_pre_training(recorded: dict, _: dict, names: set[str]) -> dict:
 def score_text(argv: list[str] | None, recorded: dict, about: str) -> dict:
     """The metrics of a pre-trained model on held-out text, masked as in its pre-training. recorded: the flags of that
     run. about: the docstring of the script."""
+    evaluation, text_args, args = _parsed(argv, recorded, about)
+    named = evaluation.model_name_or_path
+    with args.main_process_first(desc="finding the text"):
+        model_args = ModelArguments(model_name_or_path=named, tokenizer_name=evaluation.tokenizer_name)
+        tokenizer = answering_tokenizer(named, evaluation.tokenizer_name)
+        found = found_text(args.features, text_args, model_args, tokenizer)
+    found.check_held_out(evaluates=True)
+    model = load_to_answer(named, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
+    fit_vocabulary(model, tokenizer)
+    objective = get_objective(text_args, tokenizer, model)
+    text = found.text(objective, args)
+    if text.validation is None:
+        left_out = f" ({text.trained_before})" if text.trained_before else ""
+        length = f"{objective.tokens_length:.0f} tokens"
+        raise UserError(f"the held-out text gives no row of {length}{left_out}: give a longer one")
+    if args.world_size > 1:
+        check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
+    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
+    trainer = T5Trainer(model=model, args=args, eval_dataset=text.validation, **scored)
+    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
+    run = Run(args, "evaluation")
+    _announce(run, named, text, text_args, tokenizer)
+    start_trackers(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
+    results = trainer.evaluate()
+    finish_trackers(trainer)
+    if is_first_process():
+        run.write_results(results)
+        end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
+    finish_process_group()
+    return results
+
+
+def _parsed(
+    argv: list[str] | None, recorded: dict, about: str
+) -> tuple[EvaluationArguments, PreTrainingDataArguments, T5TrainingArguments]:
+    """The groups of flags, checked and with an output folder."""
     groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *of_evaluation()]
     fill_in = functools.partial(flags_of_pre_training, recorded)
     evaluation, text_args, args = parse_evaluation_flags(groups, argv, fill_in, about)
@@ -77,44 +114,18 @@ def score_text(argv: list[str] | None, recorded: dict, about: str) -> dict:
         args.output_dir = str(Path(evaluation.model_name_or_path) / "eval_text")
     args.per_device_train_batch_size = 1  # the training text may be short: it is not used
     check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
-    with args.main_process_first(desc="finding the text"):
-        named, tokenizer_name = evaluation.model_name_or_path, evaluation.tokenizer_name
-        model_args = ModelArguments(model_name_or_path=named, tokenizer_name=tokenizer_name)
-        tokenizer = answering_tokenizer(named, tokenizer_name)
-        found = found_text(args.features, text_args, model_args, tokenizer)
-    found.check_held_out(evaluates=True)
-    attention, bf16 = evaluation.attn_implementation, bool(args.bf16)
-    model = load_to_answer(named, attention, args.features, args.device, bf16)
-    fit_vocabulary(model, tokenizer)
-    objective = get_objective(text_args, tokenizer, model)
-    text = found.text(objective, args)
-    rows = text.validation
-    if rows is None:
-        left_out = f" ({text.trained_before})" if text.trained_before else ""
-        length = f"{objective.tokens_length:.0f} tokens"
-        raise UserError(f"the held-out text gives no row of {length}{left_out}: give a longer one")
-    if args.world_size > 1:
-        check_alike(text.fingerprints(tokenizer), "give all nodes the same files")
-    scored = dict(compute_metrics=text.compute_metrics(), data_collator=objective, processing_class=tokenizer)
-    trainer = T5Trainer(model=model, args=args, eval_dataset=rows, **scored)
-    install_callbacks(trainer, [T5ProgressCallback()] if is_first_process() else [])
-    run = Run(args, "evaluation")
+    return evaluation, text_args, args
+
+
+def _announce(run: Run, named: str, text: Any, text_args: PreTrainingDataArguments, tokenizer: Any) -> None:
+    """Prints the plan and some rows of the `Text` that is scored by the model of this name."""
     lengths = described_spread(text.read["documents"]["validation"])
-    held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(rows):,} rows of "
+    held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(text.validation):,} rows of "
     held_out += text_args.objective
     lost = described_losses({"validation": text.losses["validation"]})
     known = {"known": None if text_args.validation_file else text.known, "trained before": text.trained_before}
     # So that the text that is scored is shown, once.
-    text.files, text.train = {"train": text.of_split("validation"), "validation": []}, rows
+    text.files, text.train = {"train": text.of_split("validation"), "validation": []}, text.validation
     shown = text.shown(whole=False)
-    checkpoint = {"checkpoint": evaluation.model_name_or_path, "text": held_out}
-    run.announce(checkpoint | known | {"lost by the tokenizer": lost})
+    run.announce({"checkpoint": named, "text": held_out} | known | {"lost by the tokenizer": lost})
     print_preview(tokenizer, shown)
-    start_trackers(trainer, vars(evaluation) | vars(text_args) | args.to_dict() | args.features.flags())
-    results = trainer.evaluate()
-    finish_trackers(trainer)
-    if is_first_process():
-        run.write_results(results)
-        end_summary(shown_numbers(results) | {"written to": f"{args.output_dir}: all_results.json"})
-    finish_process_group()
-    return results

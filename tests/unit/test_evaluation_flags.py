@@ -28,7 +28,7 @@ class EvaluationFlagsTest(parameterized.TestCase):
         trainers = {field.name for field in dataclasses.fields(T5TrainingArguments) if field.init}
         own = {field.name for field in dataclasses.fields(EvaluationRunArguments) if field.init}
         self.assertEmpty(own - trainers - {"local_rank"})
-        self.assertEqual(EvaluationRunArguments._gone.keys(), trainers - own)
+        self.assertEqual(EvaluationRunArguments._gone.keys(), trainers - own | {"comet_model", "comet_command"})
 
     @parameterized.parameters(
         ("--learning_rate", "1e-4", "for training"),
@@ -37,6 +37,7 @@ class EvaluationFlagsTest(parameterized.TestCase):
         ("--push_to_hub", None, "export_checkpoint.py"),
         ("--fp16", None, "--bf16"),
         ("--fsdp", "full_shard", "--deepspeed"),
+        ("--comet_model", "model.ckpt", "comet-score"),
         ("--per_device_train_batch_size", "8", "--per_device_eval_batch_size"),
     )
     def test_a_flag_of_a_training_says_where_it_went(self, flag, value, named):
