@@ -114,7 +114,7 @@ class EvaluationRunArguments:
         return args
 
 
-for _name in (*_INSTEAD, *(field.name for field in dataclasses.fields(T5TrainingArguments) if field.init)):
+for _name in (*_INSTEAD, *(f.name for f in dataclasses.fields(T5TrainingArguments) if f.init)):
     if _name not in EvaluationRunArguments.__dataclass_fields__:
         _why = _INSTEAD.get(_name, "it is for training, leave it out")
         EvaluationRunArguments._gone[_name] = f"no flag of an evaluation: {_why}"
