@@ -53,11 +53,10 @@ from foundry.common.processes import (
     run_script,
 )
 from foundry.common.reports import end_summary, json_line
-from foundry.corpora.preview import print_preview
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
+from foundry.report.preview import print_preview
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.evaluated_text import NAMED_TEXT, pre_training_of, score_text
 from foundry.runs.run import Run, shown_numbers
@@ -76,9 +75,11 @@ from tasks.evaluation_jobs import (
 )
 from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
+from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
 from tasks.registry import as_list, reference_texts, source_text, test_splits, value_of_text
-from tasks.tasks import LoadedTask, TaskRows, Tasks
+from tasks.report import report_of_tasks
+from tasks.task import LoadedTask
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
@@ -124,15 +125,13 @@ def clear_output_dir(run_args: T5TrainingArguments, models: list[str]) -> None:
 
 def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
     """Prints the plan: of the rows what fine-tuning says of them; and the first rows as the model reads them."""
-    rows = TaskRows(tasks)
-    lost = described_losses(rows.losses)
-    left_out = ", ".join(missing) or None
-    run.announce({"checkpoint": model} | rows.described() | {"lost by the tokenizer": lost, "left out": left_out})
+    report = report_of_tasks(tasks)
+    run.announce({"checkpoint": model} | report.rows | report.lost | {"left out": ", ".join(missing) or None})
     alike: dict[str, list[LoadedTask]] = {}
     for task in tasks:
         alike.setdefault(tokenizer_fingerprint(task.tokenizer), []).append(task)
     for some in alike.values():
-        print_preview(some[0].tokenizer, rows.shown(False, some)[:SHOWN_ROWS])
+        print_preview(some[0].tokenizer, report.shown(False, [task.name for task in some])[:SHOWN_ROWS])
 
 
 def build_trainer(

@@ -22,6 +22,7 @@ from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.model_t5 import is_local_model
 from tasks.registry import as_list, eval_splits, test_splits
 from tasks.row_source import task_of_entry
+from tasks.task import LoadedTask, Task
 from tasks.task_records import (
     check_functions,
     recorded_fields,
@@ -30,7 +31,6 @@ from tasks.task_records import (
     recorded_rows,
     recorded_stream,
 )
-from tasks.tasks import LoadedTask, Task
 from tasks.trained_rows import TrainedRows
 
 

@@ -4,6 +4,7 @@ The text is all of `--validation_file`, or what the run held out of the same `--
 """
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from foundry.common.flags import refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
-from foundry.corpora.preview import described_spread, print_preview
-from foundry.corpora.round_trip import described_losses
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.corpora.trained_text import earlier_run
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.objectives.objective_types import get_objective
+from foundry.report.lengths import described_lengths
+from foundry.report.losses import described_losses
+from foundry.report.preview import print_preview
+from foundry.report.texts import described_known, described_trained_before, losses_of_text, shown_of_text
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
@@ -77,7 +80,8 @@ def score_text(argv: list[str] | None, recorded: dict, about: str) -> dict:
     objective = get_objective(text_args, tokenizer, model)
     text = found.text(objective, args)
     if text.validation is None:
-        left_out = f" ({text.trained_before})" if text.trained_before else ""
+        before = described_trained_before(text)
+        left_out = f" ({before})" if before else ""
         length = f"{objective.tokens_length:.0f} tokens"
         raise UserError(f"the held-out text gives no row of {length}{left_out}: give a longer one")
     if args.world_size > 1:
@@ -119,13 +123,13 @@ def _parsed(
 
 def _announce(run: Run, named: str, text: Any, text_args: PreTrainingDataArguments, tokenizer: Any) -> None:
     """Prints the plan and some rows of the `Text` that is scored by the model of this name."""
-    lengths = described_spread(text.read["documents"]["validation"])
+    lengths = described_lengths(sum((file.lengths for file in text.of_split("validation")), Counter()))
     held_out = f"{text.documents['validation']:,} held-out documents of {lengths}, {len(text.validation):,} rows of "
-    held_out += text_args.objective
-    lost = described_losses({"validation": text.losses["validation"]})
-    known = {"known": None if text_args.validation_file else text.known, "trained before": text.trained_before}
+    plan = {"checkpoint": named, "text": f"{held_out}{text_args.objective}"}
+    plan["known"] = None if text_args.validation_file else described_known(text)
+    plan["trained before"] = described_trained_before(text)
+    plan["lost by the tokenizer"] = described_losses({"validation": losses_of_text(text)["validation"]})
     # So that the text that is scored is shown, once.
     text.files, text.train = {"train": text.of_split("validation"), "validation": []}, text.validation
-    shown = text.shown(whole=False)
-    run.announce({"checkpoint": named, "text": held_out} | known | {"lost by the tokenizer": lost})
-    print_preview(tokenizer, shown)
+    run.announce(plan)
+    print_preview(tokenizer, shown_of_text(text, False))
