@@ -34,7 +34,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from constants import TASK_RECORD
-from features import of_evaluation, task_features
 from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
 from foundry.arguments.own_pairs import OWN, names_own_pairs
 from foundry.arguments.task import TaskArguments
@@ -54,6 +53,7 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, json_line
 from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.features import features_of, task_features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.report.preview import print_preview
@@ -84,7 +84,7 @@ from tasks.task import LoadedTask
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl")
 SHOWN_ROWS = 3  # of the preview, whose parts have room in it
 TRACKED_ROWS = 64  # rows of each split that the trackers of --report_to show as a table
-DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *of_evaluation()]
+DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *features_of("evaluate_t5")]
 
 
 def parse_evaluation(argv: list[str] | None) -> tuple[EvaluationArguments, T5TrainingArguments, list[TaskJob]]:

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from features import of_evaluation, of_pre_training
 from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
@@ -20,6 +19,7 @@ from foundry.common.processes import check_alike, finish_process_group, is_first
 from foundry.common.reports import end_summary
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.corpora.trained_text import earlier_run
+from foundry.features import features_of
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.objectives.objective_types import get_objective
 from foundry.report.lengths import described_lengths
@@ -37,7 +37,7 @@ NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 PRE_TRAINING_FLAGS = (
     "text_column",
     "input_ids_column",
-    *recorded_types(of_pre_training()),
+    *recorded_types(features_of("pre_train_t5")),
     "max_train_samples",
     "max_eval_samples",
     "bf16",
@@ -105,7 +105,7 @@ def _parsed(
     argv: list[str] | None, recorded: dict, about: str
 ) -> tuple[EvaluationArguments, PreTrainingDataArguments, T5TrainingArguments]:
     """The groups of flags, checked and with an output folder."""
-    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *of_evaluation()]
+    groups = [EvaluationArguments, PreTrainingDataArguments, EvaluationRunArguments, *features_of("evaluate_t5")]
     fill_in = functools.partial(flags_of_pre_training, recorded)
     evaluation, text_args, args = parse_evaluation_flags(groups, argv, fill_in, about)
     for flags, names in ((evaluation, "split allow_missing"), (args, "do_predict predict_with_generate")):
