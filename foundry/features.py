@@ -158,7 +158,8 @@ class Measures:
 
     @staticmethod
     def measured(task: dict, measure: Callable) -> Callable:
-        """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics."""
+        """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics.
+        Asked of tasks for which there are `names`."""
         return measure
 
     @staticmethod

@@ -460,11 +460,11 @@ class T5Trainer(Seq2SeqTrainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
-            statistics, encoded = scored(self, model, inputs, labels)
-        generated = torch.full_like(statistics[:, :1], -1, dtype=torch.long)
+            scores = scored(self, model, inputs, labels)
+        generated = torch.full_like(scores.statistics[:, :1], -1, dtype=torch.long)
         if self.args.predict_with_generate:
-            generated = answered(self, inputs, encoded, self._finder)
-        return None, (generated, statistics), labels
+            generated = answered(self, inputs, scores.encoded, self._finder)
+        return None, (generated, scores.statistics), labels
 
     def described_search(self) -> str:
         """How the answers of an evaluation are searched, for the plan: by the model's own settings and the flags."""

@@ -327,12 +327,6 @@ def task_metrics(
     classes that teacher forcing found.
     """
 
-    def compute(output: EvalPrediction) -> dict[str, float]:
-        measure: Callable = measured
-        for feature in task_features():
-            measure = feature.measures.measured(entry, measure)
-        return measure(*output.predictions, rows)
-
     def measured(tokens: np.ndarray, statistics: np.ndarray, rows: list[dict]) -> dict[str, float]:
         answers = answer_texts(entry, tokenizer, generated, (tokens, statistics))
         metrics = token_metrics(statistics) | score_predictions(entry, answers, *references_of(entry, rows))
@@ -340,7 +334,11 @@ def task_metrics(
             metrics |= non_canonical_outputs(entry, tokenizer, tokens)
         return metrics
 
-    return compute
+    measure: Callable = measured
+    for feature in task_features():
+        if feature.measures.names(entry):
+            measure = feature.measures.measured(entry, measure)
+    return lambda output: measure(*output.predictions, rows)
 
 
 def references_of(entry: dict, rows: list[dict]) -> tuple[list, list[tuple] | None]:

@@ -29,6 +29,7 @@ from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
+from tasks.metrics.words import OF_WORDS, remarks
 from tasks.own_entry import completed, translated
 from tasks.rows import is_text_corpus, load_rows
 from tasks.trained_rows import TrainedRows
@@ -158,6 +159,7 @@ class LoadedTask(Task):
             self.sources[split] = [registry.unprefixed_text(self.entry, row) for row in of_split]
             self._warn_about_labels(split, limit)
             self._warn_about_rouge(split)
+            self._remark_on_metrics(split)
         if trained is None:
             trained = TrainedRows.of_rows(self.entry, self.rows.get("train", []), self.sources.get("train", []))
         self.trained = trained
@@ -233,6 +235,15 @@ class LoadedTask(Task):
                 f"{100 * lost / letters:.0f} % of the targets' letters are others: name other --metrics, the first of "
                 "which chooses the best model"
             )
+
+    def _remark_on_metrics(self, split: str) -> None:
+        """Prints what sacrebleu takes for words of the split's targets, where that is not what most would expect."""
+        metrics = OF_WORDS.intersection(self.entry["metrics"]) - self.entry.get("metric_functions", {}).keys()
+        if split == "train" or not metrics or self.entry["target"] not in self.rows[split][0]:
+            return
+        references = [registry.as_list(texts) for texts in examples.references_of(self.entry, self.rows[split])[0]]
+        for remark in remarks(sorted(metrics), references):
+            print_once(f"{self._place(split)}: {remark}")
 
     def _tokens(self, split: str) -> "Dataset":
         """The tokens of a split's rows, cached in --data_cache_dir under a hash of everything that decides them."""

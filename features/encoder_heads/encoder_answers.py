@@ -18,6 +18,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
+from foundry.arguments.evaluation import parse_evaluation_flags
 from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import decide_features
@@ -161,8 +162,8 @@ class EncoderAnswers:
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json."""
-        evaluation, task_args, args, *features = parse_arguments(groups, argv, fill_in=fill_in, about=about)
-        args, folder = args.replaced(features=Features(features)), evaluation.model_name_or_path
+        evaluation, task_args, args = parse_evaluation_flags(groups, argv, fill_in, about)
+        folder = evaluation.model_name_or_path
         for names, reason in self.not_evaluated.items():
             for flags in (evaluation, task_args, args):
                 refuse(flags, names, reason)

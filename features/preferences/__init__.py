@@ -92,6 +92,8 @@ class AnswerMeasures(Measures):
 
     @staticmethod
     def statistics(nats: Any, labels: Any, correct: Any, inputs: dict) -> Any:
+        if "rejected" not in inputs:  # rows of one answer read no further file
+            return nats.new_zeros(len(nats), 0)
         from features.preferences.losses import answer_statistics
 
         return answer_statistics(nats, inputs)
@@ -109,14 +111,14 @@ class AnswerMeasures(Measures):
             metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
             return metrics | evaluated(Preference(**task["preference"]), statistics)
 
-        return compute if "preference" in task else measure
+        return compute
 
     @staticmethod
     def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
-        from features.preferences.losses import both_log_probabilities
-
         if "rejected" not in task:
             return {}
+        from features.preferences.losses import both_log_probabilities
+
         return dict(both_log_probabilities(statistics))
 
 
@@ -204,9 +206,11 @@ class ComparedAnswers(TaskFeature):
 
     @staticmethod
     def rows(task: dict, rows: list[dict]) -> list[dict]:
+        if "desirable" not in task:
+            return rows
         from features.preferences.preference_rows import with_other_answers
 
-        return with_other_answers(task, rows) if "desirable" in task else rows
+        return with_other_answers(task, rows)
 
 
 @dataclass

@@ -144,11 +144,8 @@ def evaluated(preference: Preference, statistics: np.ndarray) -> dict[str, float
 
 # ---------------------------------------------------------------- batches of rows with a second answer
 def answer_statistics(nats: torch.Tensor, inputs: dict) -> torch.Tensor:
-    """OF_PREFERENCE of each row [B, 5], for `score_rows`; [B, 0] of rows without a second answer. Without a
-    reference its columns are nan."""
+    """OF_PREFERENCE of each row [B, 5], for `score_rows`. Without a reference its columns are nan."""
     rows = len(nats)
-    if "rejected" not in inputs:
-        return nats.new_zeros(rows, 0)
     known = {"reference": nats.new_full((rows, 2), torch.nan), "desirable": nats.new_ones(rows)} | inputs
     tokens = inputs["rejected"].ne(IGNORE_INDEX).sum(-1)
     columns = [inputs["rejected_nats"], tokens, *known["reference"].T, known["desirable"]]

@@ -78,7 +78,7 @@ def _log_probabilities(rows: "Dataset", model, args: FineTuningArguments, collat
         size = rows_to_score(model.config, batch["input_ids"].shape[1], batch["labels"].shape[1] * 2)
         with torch.autocast(args.device.type, torch.bfloat16, enabled=args.bf16):
             more = AnswerMeasures.statistics
-            scored = [score_rows(model, model.config, part, None, more)[0] for part in parts(batch, size)]
+            scored = [score_rows(model, model.config, part, None, more).statistics for part in parts(batch, size)]
         scores.append(-torch.cat(scored)[:, columns].cpu().numpy())
     model.to(before).train(was_training)
     values = np.zeros((len(rows), 2), np.float32)

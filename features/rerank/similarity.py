@@ -13,7 +13,9 @@ import numpy as np
 from sacrebleu.metrics.helpers import extract_all_char_ngrams
 from sklearn.feature_extraction import DictVectorizer
 
+from tasks.metrics.general import SACREBLEU
 from tasks.metrics.scoring import METRICS, is_greater_better
+from tasks.metrics.words import bleu_tokenizer, script_of
 
 ORDER, BETA = 6, 2  # of chrF: longest n-grams in characters, weight of recall
 
@@ -33,18 +35,20 @@ def similarities(texts: list[str], metric: str) -> np.ndarray:
     """[U, U] the metric of each text (row) against each text as the reference (column)."""
     if metric == "chrf":
         return chrf_of_pairs(texts)
-    score = _of_pair(metric)
+    score = _of_pair(metric, script_of(texts))
     return np.array([[score(text, reference) for reference in texts] for text in texts])
 
 
-def _of_pair(metric: str):
-    """(text, reference) -> the metric, negative if smaller values are better."""
+def _of_pair(metric: str, script: str):
+    """(text, reference) -> the metric of texts in a script, negative if smaller values are better."""
     import sacrebleu
 
     if metric == "bleu":  # of a sentence: with the orders that it has
-        return lambda text, reference: sacrebleu.sentence_bleu(text, [reference]).score
+        tokenizer = bleu_tokenizer(script)
+        return lambda text, reference: sacrebleu.sentence_bleu(text, [reference], tokenize=tokenizer).score
     sign = 1 if is_greater_better(metric) else -1
-    return lambda text, reference: sign * METRICS[metric]([text], [[reference]])
+    known = (script,) if metric in SACREBLEU else ()
+    return lambda text, reference: sign * METRICS[metric]([text], [[reference]], *known)
 
 
 def chrf_of_pairs(texts: list[str]) -> np.ndarray:

@@ -18,6 +18,7 @@ from foundry.common.words import comma_words, listed
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
 from tasks.metrics.scoring import METRICS, OF_SETS, check_metrics, is_greater_better, score_predictions
+from tasks.metrics.words import bleu_tokenizer, script_of
 from tasks.registry import reference_texts, source_text
 
 OF_ENTRY = "entry"  # the function `reward` of the task's entry
@@ -36,13 +37,16 @@ def length(answer: str, reference: str) -> float:
 
 
 def _sentence(name: str):
-    """sacrebleu's `sentence_bleu` or `sentence_chrf`, with its defaults, 0..1."""
+    """sacrebleu's `sentence_bleu`, with its tokenizer for the script of the references, or `sentence_chrf`, 0..1."""
 
     def score(predictions: Sequence[str], references: list[list[str]]) -> float:
         import sacrebleu
 
-        pairs = zip(predictions, references, strict=True)
-        return float(np.mean([getattr(sacrebleu, name)(text, texts).score / 100 for text, texts in pairs]))
+        scores = []
+        for text, texts in zip(predictions, references, strict=True):
+            options = {"tokenize": bleu_tokenizer(script_of(texts))} if name == "sentence_bleu" else {}
+            scores.append(getattr(sacrebleu, name)(text, texts, **options).score / 100)
+        return float(np.mean(scores))
 
     return score
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from foundry.common.errors import UserError
 from tasks.metrics.scoring import is_greater_better, score_predictions
+from tasks.metrics.words import script_of
 from tasks.registry import as_list
 
 _BOTH = ("chosen_log_probability", "rejected_log_probability")
@@ -23,7 +24,8 @@ def win_rates(entry: dict, records: list[dict], others: list[dict]) -> dict[str,
     log-probabilities that a side lacks, are left out.
     """
     names = [name for name in entry["metrics"] if is_greater_better(name) is not None]
-    sides = [[_scores(entry, record) for record in side] for side in (records, others)]
+    script = script_of(text for record in records for text in as_list(record["target"]))
+    sides = [[_scores(entry, record, script) for record in side] for side in (records, others)]
     signs = {name: 1 if is_greater_better(name) else -1 for name in names} | {"log_probability": 1}
     rates = {}
     for name, sign in signs.items():
@@ -33,11 +35,12 @@ def win_rates(entry: dict, records: list[dict], others: list[dict]) -> dict[str,
     return rates
 
 
-def _scores(entry: dict, record: dict) -> dict[str, float]:
-    """{metric: value} of one answer, with "log_probability", the chosen answer's minus the rejected one's, if known."""
+def _scores(entry: dict, record: dict, script: str) -> dict[str, float]:
+    """{metric: value} of one answer to a set in this script, with "log_probability", the chosen answer's minus the
+    rejected one's, if known."""
     target = as_list(record["target"]) if entry["target_type"] == "text" else record["target"]
     ahead = {"log_probability": record[_BOTH[0]] - record[_BOTH[1]]} if {*_BOTH} <= record.keys() else {}
-    return score_predictions(entry, [record["prediction"]], [target]) | ahead
+    return score_predictions(entry, [record["prediction"]], [target], script=script) | ahead
 
 
 def read_others(path: str, records: list[dict]) -> list[dict]:

@@ -12,6 +12,7 @@ import copy
 import dataclasses
 import difflib
 import errno
+import functools
 import hashlib
 import importlib.metadata
 import itertools
@@ -60,8 +61,9 @@ DEFECT = "A defect of T5 Foundry or of a library. Report it with the command and
 
 # ---------------------------------------------------------------- parsing
 def flag_table(dataclass_types: list[type]) -> dict:
-    """{"usage", "flags"}: all that --help and the checks of single flags need, as plain data without the classes. For
-    each flag it holds the arguments of argparse's add_argument, the flag's limits, and where help shows it.
+    """{"usage", "flags", "gone"}: all that --help and the checks of single flags need, as plain data without the
+    classes. For each flag it holds the arguments of argparse's add_argument, the flag's limits, and where help shows
+    it.
 
     A dataclass may say of its flags:
     - `_groups`: {title: names}, the groups of help in their order; flags not named there go into the group
@@ -69,6 +71,7 @@ def flag_table(dataclass_types: list[type]) -> dict:
     - `_usual`: names that `--help` shows; without it, all that the class itself defines
     - `_shown_first`: whether help shows this class before the others
     - `_without_effect`: names that no help shows, since the script ignores or refuses them
+    - `_gone`: {name: why the script has no such flag}; on the command line it is refused, in a recipe left out
     - `_usage`: the usage line of the script
     """
     classes = sorted(dataclass_types, key=lambda c: not getattr(c, "_shown_first", False))
@@ -77,11 +80,13 @@ def flag_table(dataclass_types: list[type]) -> dict:
     hidden: set[str] = set()
     usual: set[str] = set()
     limits: dict[str, dict] = {}
+    gone: dict[str, str] = {}
     for c in classes:
         own.update(c.__annotations__)
         hidden.update(getattr(c, "_without_effect", "").split())
         usual.update(c._usual.split() if hasattr(c, "_usual") else c.__annotations__)
         limits |= flag_limits(c)
+        gone |= getattr(c, "_gone", {})
         usage = getattr(c, "_usage", usage)
     flags = {}
     for c in classes:
@@ -100,7 +105,7 @@ def flag_table(dataclass_types: list[type]) -> dict:
         for name in names:
             if name in flags:  # where two groups name a flag, the first has it
                 grouped.append({"group": title} | flags.pop(name))
-    return {"usage": usage, "flags": grouped}
+    return {"usage": usage, "flags": grouped, "gone": gone}
 
 
 def _given_fields(dataclass: type) -> list[dataclasses.Field]:
@@ -181,6 +186,7 @@ class T5ArgumentParser(argparse.ArgumentParser):
         shown, head, foot = chosen(table["flags"], asked, about)
         how: dict = dict(allow_abbrev=False, add_help=False, formatter_class=HelpFormatter)
         super().__init__(usage=f"%(prog)s {table['usage']}", description=head, epilog=foot, **how)
+        self.gone: dict[str, str] = table["gone"]
         self._negative_number_matcher = re.compile(r"-\d")  # argparse reads -1 as a value, but -1,0,1 as a flag
         self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
         self.add_argument("--help_all", "--help-all", action="store_true", help=argparse.SUPPRESS)
@@ -429,6 +435,8 @@ def _known(parser: T5ArgumentParser, name: str, shown: str) -> str:
             f"{shown}: this script trains on text, from --train_file or a data set in --dataset_name. Tasks are for "
             "fine_tune_t5.py"
         )
+    if name not in parser.flags and name.removeprefix("no_") in parser.gone:
+        raise UserError(f"{shown}: {parser.gone[name.removeprefix('no_')]}")
     if name not in parser.flags:
         near = difflib.get_close_matches(name, parser.flags)
         if name in FORMER_NAMES:
@@ -448,9 +456,12 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]
         raise UserError(f"recipe {path}: {error}") from None
     if not isinstance(recipe, dict):
         raise UserError(f"recipe {path}: must be a mapping of flags to values, such as `max_steps: 1000`")
-    flags, seen = {}, set()
+    flags, seen, left_out = {}, set(), []
     for key, value in recipe.items():
         name = str(key).replace("-", "_")
+        if name in parser.gone and name not in parser.flags:
+            left_out.append(name)
+            continue
         destination = _known(parser, name, f"recipe {path}, key {key}")
         if destination != name and name == f"no_{destination}":
             raise UserError(f"recipe {path}, key {key}: write {destination}: false")
@@ -461,7 +472,12 @@ def _recipe_as_flags(parser: T5ArgumentParser, path: str) -> dict[str, list[str]
             value = [f"{path}:{weight}" for path, weight in value.items()]
         if value is not None:
             flags[destination] = _as_flag(destination, value)
+    if left_out:
+        _say_once(f"recipe {path}: left out, since this script has no such flags: {', '.join(left_out)}")
     return flags
+
+
+_say_once = functools.cache(print_once)  # a command line is read twice
 
 
 def _as_flag(name: str, value) -> list[str]:

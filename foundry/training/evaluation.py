@@ -11,7 +11,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,11 +106,18 @@ def _has_rows(dataset: Dataset | list[dict]) -> bool:
 
 
 # ---------------------------------------------------------------- teacher forcing
+class RowScores(NamedTuple):
+    """What a teacher-forced pass says of B rows. statistics: STATISTICS and n further ones [B, 5 + n]. encoded: the
+    encoder's output [B, S, d_model]; None if there was nothing to score."""
+
+    statistics: torch.Tensor
+    encoded: torch.Tensor | None
+
+
 def score_rows(
     model: nn.Module, config: PreTrainedConfig, inputs: dict, classes: torch.Tensor | None, more: Callable | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Scores the rows' labels and every class label in one teacher-forced forward pass. Returns (STATISTICS and n
-    further ones [B, 5 + n] of the rows; the encoder's output [B, S, d_model], or None if there is nothing to score).
+) -> RowScores:
+    """Scores the rows' labels and every class label in one teacher-forced forward pass.
 
     inputs: a batch, with labels [B, T] or without. classes: [C, T] token ids of class labels (EOS included, padded with
     -100). The n further statistics are those of the function `more`, such as an objective's (objectives/objective.py).
@@ -132,7 +139,7 @@ def score_rows(
     if labels is not None and gold is None:
         texts += [inputs["rejected"], labels] if "rejected" in inputs else [labels]
     if not texts:
-        return statistics, None
+        return RowScores(statistics, None)
     lengths, targets = [text.shape[1] for text in texts], torch.cat(texts, dim=1)
     sources = {name: inputs[name] for name in ("input_ids", "attention_mask", *SEGMENTS) if name in inputs}
     joined = side_by_side(texts, config)
@@ -163,7 +170,7 @@ def score_rows(
         right = torch.stack([tokens.all(-1) for tokens in right], dim=1)
         predicted = torch.where(right.any(-1), right.int().argmax(-1), -1)
         statistics[:, STATISTICS.index("predicted_class")] = predicted.float()
-    return statistics, encoded
+    return RowScores(statistics, encoded)
 
 
 def _which_class(labels: torch.Tensor, classes: torch.Tensor) -> torch.Tensor | None:
@@ -184,12 +191,10 @@ def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Ten
 
 
 # ---------------------------------------------------------------- a batch of the trainer's
-def scored(
-    trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | None
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """What `score_rows` returns: (statistics [B, 5 + n], the encoder's output [B, S, d_model] or None). Scores few rows
-    at a time, to limit memory: 64 rows of 128 tokens have 8 GB of logits with mT5's vocabulary. Under ZeRO-3 and FSDP2
-    all at once, since all ranks must make the same number of forward passes."""
+def scored(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | None) -> RowScores:
+    """What `score_rows` says of a batch. Scores few rows at a time, to limit memory: 64 rows of 128 tokens have 8 GB of
+    logits with mT5's vocabulary. Under ZeRO-3 and FSDP2 all at once, since all ranks must make the same number of
+    forward passes."""
     config = trainer.model.config
     classes = None if trainer.args.predict_with_generate else trainer.class_label_ids
     size = len(inputs["input_ids"])
@@ -202,13 +207,11 @@ def scored(
         size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
     more = getattr(trainer.data_collator, "statistics", None)
     tensors = {name: values for name, values in inputs.items() if values is not None}
-    statistics = []
-    outputs = []
-    for part in parts(tensors, size):
-        of_part, encoded = score_rows(model, config, part, classes, more)
-        statistics.append(of_part)
-        outputs.append(encoded)
-    return torch.cat(statistics), None if outputs[0] is None else torch.cat(outputs)
+    found = [score_rows(model, config, part, classes, more) for part in parts(tensors, size)]
+    statistics = torch.cat([scores.statistics for scores in found])
+    if found[0].encoded is None:
+        return RowScores(statistics, None)
+    return RowScores(statistics, torch.cat([scores.encoded for scores in found]))
 
 
 def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: AnswerFinder | None) -> torch.Tensor:

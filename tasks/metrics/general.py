@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.metrics.words import options_of, script_of
 from tasks.registry import INVALID
 
 
@@ -139,30 +140,25 @@ def rouge(rouge_type: str) -> Callable:
     return mean_of_best(score)
 
 
-# {metric: (class of sacrebleu, its options)}. force: BLEU prints no warning that texts look tokenised.
-SACREBLEU: dict[str, tuple[str, dict]] = {
-    "bleu": ("BLEU", dict(force=True)),
-    "chrf": ("CHRF", {}),
-    "chrf++": ("CHRF", dict(word_order=2)),
-    "ter": ("TER", {}),
-}
+SACREBLEU = {"bleu": "BLEU", "chrf": "CHRF", "chrf++": "CHRF", "ter": "TER"}  # {metric: class of sacrebleu}
 
 
-def _scorer(name: str, references: list[list[str]]) -> tuple[Any, list[tuple]]:
+def _scorer(name: str, references: list[list[str]], script: str) -> tuple[Any, list[tuple]]:
     """(the scorer of sacrebleu, the references of N examples as its streams)."""
     import sacrebleu.metrics
 
-    of_class, options = SACREBLEU[name]
-    streams = itertools.zip_longest(*references)  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
-    return getattr(sacrebleu.metrics, of_class)(**options), list(streams)
+    scorer = getattr(sacrebleu.metrics, SACREBLEU[name])(**options_of(name, script))
+    return scorer, list(itertools.zip_longest(*references))  # [["a"], ["b", "c"]] -> ("a", "b"), (None, "c")
 
 
 def sacrebleu(name: str) -> Callable:
     """The corpus metric bleu, chrf, chrf++ or ter with sacrebleu's defaults, 0..100; BLEU's tokenizer is "13a" (T5:
-    "intl"). Examples may differ in their number of references."""
+    "intl"), in scripts without spaces that of the script. Examples may differ in their number of references."""
 
-    def metric(predictions: Sequence[str], references: list[list[str]]) -> float:
-        scorer, streams = _scorer(name, references)
+    def metric(predictions: Sequence[str], references: list[list[str]], script: str | None = None) -> float:
+        if script is None:
+            script = script_of(itertools.chain.from_iterable(references))
+        scorer, streams = _scorer(name, references, script)
         return float(scorer.corpus_score(list(predictions), streams).score)
 
     metric.__name__ = name
@@ -172,8 +168,9 @@ def sacrebleu(name: str) -> Callable:
 def sacrebleu_signature(name: str, references: list[list[str]]) -> str:
     """What sacrebleu says of how it computes a metric, so that others can repeat it (Post 2018, arXiv 1804.08771):
     "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"; with "nrefs:var" if examples differ in their number of
-    references. Of the references, only these numbers count."""
+    references. Of the references, only these numbers and the script count."""
     some = {len(texts): texts for texts in references}
-    scorer, streams = _scorer(name, list(some.values()))
+    script = script_of(itertools.chain.from_iterable(references))
+    scorer, streams = _scorer(name, list(some.values()), script)
     scorer.corpus_score([""] * len(some), streams)
     return scorer.get_signature().format()

@@ -54,9 +54,8 @@ OF_SETS |= {"word_accuracy", "diacritic_error_rate"}
 # {metric that takes a third argument, for each example the values of the entry's `metric_columns`: its form}
 _IN_CONTEXT = {"question_exact_match": "values in context", "referent_accuracy": "lists in context"}
 # {metric: in which form it compares predictions and references (`_forms`)}
-_FORM_OF = (
-    dict.fromkeys(METRICS, "values") | dict.fromkeys(_TEXT_METRICS, "lists") | {"f1": "positive last"} | _IN_CONTEXT
-)
+_FORM_OF = dict.fromkeys(METRICS, "values") | dict.fromkeys(_TEXT_METRICS, "lists") | _IN_CONTEXT
+_FORM_OF |= {"f1": "positive last"} | dict.fromkeys(general.SACREBLEU, "lists in script")
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS | _TEXT_METRICS, "text": _TEXT_METRICS}
 
@@ -152,7 +151,11 @@ def _form_of_feature(feature: Any) -> str | None:
 
 # ---------------------------------------------------------------- the scores of a task
 def score_predictions(
-    entry: dict, predicted_texts: list[str], target_texts: list, context: list[tuple] | None = None
+    entry: dict,
+    predicted_texts: list[str],
+    target_texts: list,
+    context: list[tuple] | None = None,
+    script: str | None = None,
 ) -> dict[str, float]:
     """{metric: value} of the task, and for class and number targets `invalid_outputs`: how many predictions are no
     label or number.
@@ -161,14 +164,15 @@ def score_predictions(
         ["yes", "perhaps", "no"], ["yes", "yes", "no"]  ->  {"f1": 0.667, "accuracy": 0.667, "invalid_outputs": 1}
 
     All arguments have N > 0 entries. target_texts: a list of texts for a row with several references. context: the
-    values of the entry's `metric_columns`, if it has any. Predicted numbers are compared with the unrounded numbers of
-    the file, as GLUE does; only metrics of texts get the rounded text that the model is trained to write.
+    values of the entry's `metric_columns`, if it has any. script: that of a whole set of which these rows are a part
+    (metrics/words.py). Predicted numbers are compared with the unrounded numbers of the file, as GLUE does; only
+    metrics of texts get the rounded text that the model is trained to write.
     """
     kind, functions = entry["target_type"], entry.get("metric_functions", {})
     predicted: list = []
     if kind != "text":
         predicted = [value_of_text(entry, text) for text in predicted_texts]
-    forms = _forms(entry, predicted_texts, predicted, target_texts, context)
+    forms = _forms(entry, predicted_texts, predicted, target_texts, context, script)
     scores: dict[str, float] = {}
     for name in entry["metrics"]:
         if name in functions:
@@ -202,9 +206,14 @@ def signatures(entry: dict, target_texts: list) -> dict[str, str]:
 
 
 def _forms(
-    entry: dict, predicted_texts: list[str], predicted: list, target_texts: list, context: list[tuple] | None
+    entry: dict,
+    predicted_texts: list[str],
+    predicted: list,
+    target_texts: list,
+    context: list[tuple] | None,
+    script: str | None,
 ) -> dict[str, tuple]:
-    """{form: (predictions, references)} of a task, with `context` as the third where the form says so.
+    """{form: (predictions, references)} of a task, with `context` or `script` as the third where the form says so.
 
     - "texts", "lists": texts with one reference, or a list of references, for each row; both lists if any has several
     - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
@@ -230,6 +239,7 @@ def _forms(
         "texts": (predicted_texts, references),
         "lists": (predicted_texts, lists),
         "lists in context": (predicted_texts, lists, context),
+        "lists in script": (predicted_texts, lists, script),
     }
 
 

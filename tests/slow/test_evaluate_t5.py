@@ -5,7 +5,6 @@ that are no label. Whatever it is asked, the expected answer is therefore known,
 """
 
 import contextlib
-import io
 import json
 import shutil
 import tempfile
@@ -54,17 +53,12 @@ HEADERS = {  # of the official test files, separated by commas
 NEW_SHARD = "\n".join(sentences(60, seed=9)) + "\n"
 GOLD = {"MNLI": ("gold_label", "neutral"), "STS-B": ("score", "3.750")}  # last column of the evaluation files
 COLA_GOLD = [1, 0, 1, 1, 0, 1, 0]
+COLA_SAID = [*"acceptable unacceptable unacceptable accept acceptable acceptable".split(), "acceptable not"]
 # (task, split): what the model answers to its rows, one after the other.
 ANSWERS = {
-    ("cola", "validation"): [
-        "acceptable",
-        "unacceptable",
-        "unacceptable",
-        "accept",
-        "acceptable",
-        "acceptable",
-        "acceptable not",
-    ],
+    ("cola", "validation"): "acceptable,unacceptable,unacceptable,accept,acceptable,acceptable,acceptable not".split(
+        ","
+    ),
     ("mnli", "validation_matched"): ["neutral", "contradiction", "entailment"],
     ("mnli", "validation_mismatched"): ["entailment", "entail", "entailment"],
     ("stsb", "validation"): ["3.8", "8.3", "many"],
@@ -166,45 +160,48 @@ def without_timings(results: dict) -> dict:
     return {name: value for name, value in results.items() if not name.endswith(TIMINGS)}
 
 
-class LineBreakTest(absltest.TestCase):
+class LearntPairsTest(parameterized.TestCase):
+    def evaluate(self, rows: list[dict], *more, special: str | None = None) -> tuple[dict, str]:
+        """(results, what was printed) of a model that knows the answers to rows of the columns q and a by heart."""
+        model, texts = self.folder / "model", [text for row in rows for text in row.values()]
+        if not model.exists():
+            train_tokenizer([*sentences(200), *texts], model, vocab_size=400)
+            tokenizer = load_tokenizer(str(model))
+            if special:
+                tokenizer.add_special_tokens({"extra_special_tokens": [special]})
+                tokenizer.save_pretrained(model)
+            learn_by_heart(tokenizer, [(row["q"], row["a"]) for row in rows]).save_pretrained(model)
+        (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags = "--source_column q --target_column a --overwrite_output_dir --use_cpu true --disable_tqdm true".split()
+        flags += ["--model_name_or_path", model, "--data_cache_dir", self.folder / "cache"]
+        flags += ["--validation_file", self.folder / "rows.jsonl", "--output_dir", self.folder / "out", "--metrics"]
+        results, printed, _ = run_main(evaluate_t5.main, *flags, *(more or ["exact_match"]))
+        return results, printed
+
     def test_an_answer_without_the_line_break_of_its_target_is_wrong(self):
         """T5's tokenizers read a line break as a space, so the model can learn and write the first target in no way."""
-        folder, model = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp()) / "model"
         rows = [dict(q="which colors", a="- red\n- blue"), dict(q="which one", a="grey")]
-        train_tokenizer([*sentences(200), *(text for row in rows for text in row.values())], model, vocab_size=400)
-        memory = learn_by_heart(load_tokenizer(str(model)), [(row["q"], row["a"]) for row in rows])
-        memory.save_pretrained(model)
-        flags = f"--source_column q --target_column a --metrics exact_match --model_name_or_path {model} --use_cpu true"
-        flags = [*flags.split(), "--data_cache_dir", folder / "cache", "--disable_tqdm", "true"]
-        wanted = (("line break in 100 % of targets; at most 0 % of the targets", 0.0), ("50 % .*at most 50 %", 0.5))
-        for count, (line, score) in enumerate(wanted, start=1):
-            file = folder / f"{count}.jsonl"
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
-            more = ("--validation_file", file, "--output_dir", folder / f"out{count}")
-            results, printed, _ = run_main(evaluate_t5.main, *flags, *more)
+        for some, line, score in ((rows, "50 % .*at most 50 %", 0.5), (rows[:1], "100 % .*at most 0 %", 0.0)):
+            results, printed = self.evaluate(some)
             self.assertEqual(results["eval_exact_match"], score)
-            self.assertRegex(printed, f"lost by the tokenizer +.*{line}")
-        answers = [row["prediction"] for row in read_lines(folder / "out2/predictions.jsonl")]
-        self.assertEqual(answers, ["- red - blue", "grey"])
+            self.assertRegex(printed, f"lost by the tokenizer +line break in {line} of the targets")
+        self.assertEqual(read_lines(self.folder / "out/predictions.jsonl")[0]["prediction"], "- red - blue")
 
     def test_an_answer_with_a_special_token_of_its_target_is_right(self):
-        folder, model = Path(tempfile.mkdtemp()), Path(tempfile.mkdtemp()) / "model"
         rows = [dict(q="which colors", a="red <sep> blue"), dict(q="which one", a="grey")]
-        train_tokenizer([*sentences(200), *(text for row in rows for text in row.values())], model, vocab_size=400)
-        tokenizer = load_tokenizer(str(model))
-        tokenizer.add_special_tokens({"extra_special_tokens": ["<sep>"]})
-        tokenizer.save_pretrained(model)
-        learn_by_heart(tokenizer, [(row["q"], row["a"]) for row in rows]).save_pretrained(model)
-        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        flags = f"--source_column q --target_column a --metrics exact_match --model_name_or_path {model} --use_cpu true"
-        flags = [*flags.split(), "--data_cache_dir", folder / "cache", "--disable_tqdm", "true"]
-        flags += ["--validation_file", folder / "rows.jsonl", "--output_dir", folder / "out"]
-        results, printed, _ = run_main(evaluate_t5.main, *flags)
+        results, printed = self.evaluate(rows, special="<sep>")
         self.assertEqual((results["eval_exact_match"], results["eval_token_accuracy"]), (1, 1))
         self.assertRegex(printed, "lost by the tokenizer +nothing")
         self.assertNotIn("have no end", printed)
-        _, printed, _ = run_main(evaluate_t5.main, *flags, "--overwrite_output_dir", "--max_target_length", "5")
+        _, printed = self.evaluate(rows, "exact_match", "--max_target_length", "5")
         self.assertIn("pairs validation: 1 of 2 answers have no end within 5 tokens", printed)
+
+    def test_bleu_of_chinese_counts_its_letters(self):
+        rows = [dict(q="first", a="今天天气很好我们喝茶"), dict(q="second", a="今天我们去公园散步吧")]
+        results, printed = self.evaluate(rows, "bleu")
+        self.assertAlmostEqual(results["eval_bleu"], 100)
+        self.assertIn("|tok:zh|", results["eval_bleu_signature"])
+        self.assertIn("bleu counts words of sacrebleu's tokenizer zh", printed)
 
 
 class EvaluateTest(parameterized.TestCase):
@@ -269,46 +266,32 @@ class EvaluateTest(parameterized.TestCase):
         self.assertEqual(generated.pop("eval_non_canonical_outputs"), 0)
         self.assertEqual(without_timings(scored), without_timings(generated))
 
-    def test_rows_keep_their_order_and_none_is_lost(self):
-        results, folder, printed = self.run_script()  # 7 rows in batches of 2
-        rows = read_lines(folder / "predictions.jsonl")
-        sources = [source for source, _ in self.pairs["cola", "validation"]]
-        self.assertEqual([row["source"] for row in rows], sources)
-        self.assertEqual([row["index"] for row in rows], list(range(7)))
-        self.assertEqual({row["split"] for row in rows}, {"validation"})
-        self.assertEqual([row["target"] for row in rows], [["unacceptable", "acceptable"][g] for g in COLA_GOLD])
-        self.assertEqual(json.loads((folder / "all_results.json").read_text()), results)
-        self.assertIn("matthews correlation", printed)
-        self.assertIn(str(folder), printed)
-
-    def test_all_evaluation_splits_of_mnli(self):
-        results, folder, _ = self.run_script(task="mnli")
-        self.assertAlmostEqual(results["eval_validation_matched_accuracy"], 1 / 3)  # gold is always "neutral"
-        self.assertEqual(results["eval_validation_mismatched_accuracy"], 0.0)
-        self.assertEqual(results["eval_validation_mismatched_invalid_outputs"], 1)
-        self.assertLen(read_lines(folder / "predictions.jsonl"), 6)
-
-    def test_numbers_are_generated(self):
-        results, folder, _ = self.run_script(task="stsb")
-        rows = read_lines(folder / "predictions.jsonl")
-        self.assertEqual([row["prediction"] for row in rows], ["3.8", "8.3", "many"])
-        self.assertEqual(rows[0]["target"], "3.75")  # the file's own, not T5's "3.8"
-        self.assertEqual(results["eval_invalid_outputs"], 1)
-
-    def test_several_tasks_by_one_checkpoint(self):
-        together, folder, printed = self.run_script(task="cola,mnli,stsb")
-        expected = {}
+    def test_several_tasks_by_one_checkpoint_as_each_alone(self):
+        """Each row has its line, in order; mnli has two splits, whose gold is always "neutral"."""
+        together, folder, printed = self.run_script(task="cola,mnli,stsb")  # 7, 3 + 3 and 3 rows in batches of 2
+        rows, expected, lines = read_lines(folder / "predictions.jsonl"), {}, []
         for name in ("cola", "mnli", "stsb"):
-            alone, _, _ = self.run_script(task=name, where=f"alone_{name}")
+            alone, alone_folder, _ = self.run_script(task=name, where=f"alone_{name}")
             expected |= {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in alone.items()}
+            lines += read_lines(alone_folder / "predictions.jsonl")
         main = ["cola_matthews_correlation", "mnli_validation_matched_accuracy", "stsb_pearson"]
         expected["eval_average"] = sum(expected[f"eval_{name}"] for name in main) / 3
         self.assertEqual(without_timings(together).keys(), without_timings(expected).keys())
         for name, value in without_timings(together).items():
             self.assertAlmostEqual(value, expected[name], places=5, msg=name)
-        rows = read_lines(folder / "predictions.jsonl")
-        self.assertEqual([row["task"] for row in rows], ["cola"] * 7 + ["mnli"] * 6 + ["stsb"] * 3)
-        self.assertIn("average", printed)
+        self.assertEqual(json.loads((folder / "all_results.json").read_text()), together)
+        self.assertEqual(rows, lines)
+        asked = [key for key in ANSWERS if not key[1].startswith("test")]
+        self.assertEqual([row["source"] for row in rows], [source for key in asked for source, _ in self.pairs[key]])
+        self.assertEqual([row["index"] for row in rows], [*range(7), *range(3), *range(3), *range(3)])
+        gold = [["unacceptable", "acceptable"][number] for number in COLA_GOLD]
+        self.assertEqual([row["target"] for row in rows], [*gold, *["neutral"] * 6, *["3.75"] * 3])  # not T5's "3.8"
+        self.assertEqual([row["prediction"] for row in rows[-3:]], ["3.8", "8.3", "many"])
+        self.assertAlmostEqual(together["eval_mnli_validation_matched_accuracy"], 1 / 3)
+        self.assertEqual(together["eval_mnli_validation_mismatched_accuracy"], 0.0)
+        invalid = ("cola", "mnli_validation_mismatched", "stsb")
+        self.assertEqual([together[f"eval_{name}_invalid_outputs"] for name in invalid], [2, 1, 1])
+        self.assertIn(str(folder), printed)
 
     def test_all_leaves_out_what_is_missing_where_it_may(self):
         results, _, printed = self.run_script("--allow_missing", task="all")
@@ -323,12 +306,14 @@ class EvaluateTest(parameterized.TestCase):
         self.assertIn("eval_validation_mismatched_accuracy", results)
         self.assertNotIn("eval_validation_matched_accuracy", results)
 
-    @parameterized.parameters(["--do_predict"], ["--split", "test"])
+    @parameterized.parameters(["--do_predict"], ["--split", "test"], ["--do_predict", "--predict_with_generate"])
     def test_prediction_without_labels(self, *argv):
         results, folder, _ = self.run_script(*argv, where="_".join(argv))
-        self.assertEqual(results, {"cola_test_samples": 3, "cola_test_invalid_outputs": 1})
+        counted = {} if "--predict_with_generate" not in argv else {"cola_test_non_canonical_outputs": 0}
+        self.assertEqual(results, {"cola_test_samples": 3, "cola_test_invalid_outputs": 1} | counted)
         rows = read_lines(folder / "predictions.jsonl")
-        self.assertEqual([row["prediction"] for row in rows], ["acceptable", "", "unacceptable"])
+        texts = ["acceptable", "river" if counted else "", "unacceptable"]
+        self.assertEqual([row["prediction"] for row in rows], texts)
         self.assertNotIn("target", rows[0])
 
     def test_prediction_of_a_split_with_labels_has_its_metrics(self):
@@ -338,28 +323,15 @@ class EvaluateTest(parameterized.TestCase):
         wanted = {f"cola_validation_{name}": wanted[f"eval_{name}"] for name in names}
         self.assertEqual({name: found[name] for name in wanted}, wanted)
 
-    def test_prediction_counts_labels_spelt_with_other_tokens(self):
-        results, *_ = self.run_script("--do_predict", "--predict_with_generate")
-        expected = {"cola_test_samples": 3, "cola_test_invalid_outputs": 1, "cola_test_non_canonical_outputs": 0}
-        self.assertEqual(results, expected)
-
-    def test_default_folder_lies_in_the_model_folder(self):
-        model = self.folder / "with_default"
-        model.symlink_to(self.model)
-        flags = self.flags(task="cola", model=model, folder=self.folder)
-        del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
-        *_, run_args, _ = evaluate_t5.parse_evaluation(flags)
-        self.assertEqual(run_args.output_dir, str(model / "eval_cola"))
-        *_, run_args, _ = evaluate_t5.parse_evaluation([*flags, "--do_predict"])
-        self.assertEqual(run_args.output_dir, str(model / "predict_cola"))
-
-    def test_a_default_folder_that_is_a_link_is_refused(self):
+    def test_the_default_folder_lies_in_the_models_and_is_no_link(self):
         """A downloaded folder would have the answers written wherever its link leads."""
         model = shutil.copytree(self.model, self.folder / "downloaded")
-        (model / "eval_cola").symlink_to(self.folder)
         flags = self.flags(task="cola", model=model, folder=self.folder)
         del flags[flags.index("--output_dir") : flags.index("--output_dir") + 2]
-        with self.assertRaisesRegex(UserError, "downloaded: eval_cola is a link, and a run writes into its own folder"):
+        for more, name in (([], "eval_cola"), (["--do_predict"], "predict_cola")):
+            self.assertEqual(evaluate_t5.parse_evaluation([*flags, *more])[1].output_dir, str(model / name))
+        (model / "eval_cola").symlink_to(self.folder)
+        with self.assertRaisesRegex(UserError, "downloaded: eval_cola is a link"):
             evaluate_t5.parse_evaluation(flags)
 
     # ------------------------------------------------------------ submission
@@ -405,18 +377,11 @@ class EvaluateTest(parameterized.TestCase):
 
     def test_submission_names_missing_data(self):
         data = self.folder / "glue_without"
-        data.mkdir()
-        for name in HEADERS:
-            if name not in ("WNLI", "diagnostic"):
-                (data / name).symlink_to(self.glue / name)
+        shutil.copytree(self.glue, data, ignore=shutil.ignore_patterns("WNLI", "diagnostic"))
         flags = self.flags("--do_predict", task="all", model=None, folder=self.folder / "y")
         flags[flags.index("--data_dir") + 1] = str(data)
-        with self.assertRaises(SystemExit) as stopped, contextlib.redirect_stderr(io.StringIO()) as errors:
-            evaluate_t5.main(flags)
-        self.assertEqual(stopped.exception.code, 2)
-        self.assertRegex(errors.getvalue(), r"lacks 2 of 10 tasks")
-        self.assertRegex(errors.getvalue(), r"wnli: .*no file WNLI/test.tsv")
-        self.assertRegex(errors.getvalue(), r"ax: .*no file diagnostic/diagnostic.tsv")
+        error = run_main(evaluate_t5.main, *flags, code=2)[2]
+        self.assertRegex(error, "lacks 2 of 10 tasks(.|\n)*wnli: .*WNLI/test.tsv(.|\n)*ax: .*diagnostic/diagnostic.tsv")
         self.assertFalse((self.folder / "y").exists())
 
     # ------------------------------------------------------------ ranks

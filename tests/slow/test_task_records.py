@@ -168,6 +168,10 @@ class RepeatTest(TestCase):
         self.assert_same(found, wanted)
         self.assertRegex(printed, f"{self.out}/task.json: evaluating with its flags: --benchmark mine .*\n")
         record = json.loads((self.out / "task.json").read_text())
+        if task == "score":  # step and range are those of the training rows
+            scores = [json.loads(line)["score"] for line in Path("data/train.jsonl").read_text().splitlines()]
+            self.assertEqual(record["numbers"], {"score": dict(step=0.001, least=min(scores), most=max(scores))})
+            self.assertRegex(self.printed, f"score rounded to 0.001, between {min(scores)} and {max(scores)} .from")
         forgotten = [name for name in record if name.endswith("_length")]
         (self.out / "task.json").write_text(json.dumps({n: v for n, v in record.items() if n not in forgotten}))
         loss = "eval_topic_loss" if "," in task else "eval_loss"
@@ -229,14 +233,6 @@ class RepeatTest(TestCase):
         self.assertEqual([json.loads(line)["target"] for line in answers], [row["label"] for row in rows])
         self.assertIn("eval_accuracy", found)
 
-    def test_step_and_range_of_numbers_are_those_of_the_training_rows(self):
-        self.fine_tune("score")
-        scores = [json.loads(line)["score"] for line in Path("data/train.jsonl").read_text().splitlines()]
-        record = json.loads((self.out / "task.json").read_text())
-        self.assertEqual(record["numbers"], {"score": dict(step=0.001, least=min(scores), most=max(scores))})
-        self.assertIn(f"score rounded to 0.001, between {min(scores)} and {max(scores)} (from the train", self.printed)
-        self.assertIn("largest pearson is best", self.printed)
-
     def test_functions_of_an_entry_are_found_again(self):
         def share(predictions, references):
             return float(np.mean([text == other for text, other in zip(predictions, references, strict=True)]))
@@ -295,16 +291,7 @@ class RepeatTest(TestCase):
         flags = ["--train_file", path, "--validation_file", path, "--source_column", "line", "--target_column", "kind"]
         flags += ["--target_type", "class", "--metrics", "f1,accuracy", "--positive_label", labels[0]]
         flags += ["--model_name_or_path", "base", "--output_dir", self.out, "--max_steps", 2, "--use_cpu", "true"]
-        flags += [
-            "--data_cache_dir",
-            workspace() / "cache",
-            "--report_to",
-            "none",
-            "--disable_tqdm",
-            "true",
-            "--plan",
-            "full",
-        ]
+        flags += ["--data_cache_dir", workspace() / "cache", "--report_to", "none", "--plan", "full"]
         results, printed = run(fine_tune_t5.main, *flags)
         self.assertIn(f"f1 (of the class {labels[0]}), accuracy from teacher-forced scoring", printed)
         self.assertIn("largest f1 is best", printed)
@@ -353,49 +340,30 @@ class RepeatTest(TestCase):
 
 class RecordTest(parameterized.TestCase):
     @parameterized.parameters(
-        ("mine", "a", True),
-        ("mine", "b,a", True),
-        ("mine", None, True),
-        ("mine", "c", False),
-        ("mine", "a,c", False),
-        ("glue", "a", False),
+        ("a", dict(), "benchmark dataset_name data_dir max_eval_samples"),
+        ("a", dict(benchmark="mine"), "dataset_name data_dir max_eval_samples"),
+        ("a", dict(dataset_name="a"), "benchmark data_dir max_eval_samples"),
+        ("a", dict(dataset_name="b"), ""),
+        ("a", dict(benchmark="glue"), ""),
+        ("a", dict(split="test"), "benchmark dataset_name data_dir"),
+        ("a", dict(do_predict=True), "benchmark dataset_name data_dir"),
+        ("a", dict(validation_file="x"), "benchmark dataset_name max_eval_samples"),
+        ("a, b", dict(benchmark="mine", dataset_name="b,a"), "data_dir max_eval_samples"),
+        ("a, b", dict(benchmark="mine", dataset_name="a,c"), ""),
+        ("all", dict(benchmark="mine", dataset_name="c"), "data_dir max_eval_samples"),
+        ("all", dict(benchmark="glue", dataset_name="a"), ""),
     )
-    def test_only_recorded_tasks_take_their_flags_from_the_record(self, benchmark, names, expected):
-        values = dict(benchmark=benchmark, dataset_name=names, split=None, do_predict=False)
-        given = ["benchmark", *["dataset_name"] * bool(names)]
-        for recorded, taken in (("a, b", expected), ("all", benchmark == "mine")):
-            (self.folder / "task.json").write_text(json.dumps(dict(benchmark="mine", dataset_name=recorded, bf16=True)))
-            self.assertEqual(recorded_flags(str(self.folder), values, given).get("bf16", False), taken)
-        self.assertEqual(recorded_flags("nowhere", values, given), {})
-
-    @parameterized.parameters(
-        (dict(), {"benchmark": "mine", "dataset_name": "a", "data_dir": os.sep, "max_eval_samples": 5}),
-        (dict(benchmark="mine"), {"dataset_name": "a", "data_dir": os.sep, "max_eval_samples": 5}),
-        (dict(dataset_name="a"), {"benchmark": "mine", "data_dir": os.sep, "max_eval_samples": 5}),
-        (dict(dataset_name="b"), {}),
-        (dict(benchmark="glue"), {}),
-        (dict(split="test"), {"benchmark": "mine", "dataset_name": "a", "data_dir": os.sep}),
-        (dict(do_predict=True), {"benchmark": "mine", "dataset_name": "a", "data_dir": os.sep}),
-        (dict(validation_file="x"), {"benchmark": "mine", "dataset_name": "a", "max_eval_samples": 5}),
-    )
-    def test_recorded_flags(self, given, expected):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        record = dict(benchmark="mine", dataset_name="a", data_dir=os.sep, max_eval_samples=5, unknown=1)
-        (Path(folder) / "task.json").write_text(json.dumps(record))
+    def test_recorded_flags(self, recorded, given, taken):
+        record = dict(benchmark="mine", dataset_name=recorded, data_dir=os.sep, max_eval_samples=5)
+        (self.folder / "task.json").write_text(json.dumps(record | dict(unknown=1)))
         values = dict(benchmark="builtin", dataset_name="package_topic", split=None, do_predict=False) | given
-        self.assertEqual(recorded_flags(folder, values, set(given)), expected)
+        wanted = {name: record[name] for name in taken.split()}
+        self.assertEqual(recorded_flags(str(self.folder), values, set(given)), wanted)
+        self.assertEqual(recorded_flags("nowhere", values, set(given)), {})
 
     def test_labels_that_are_scored_need_no_flags_of_generation(self):
-        args = (
-            fine_tune_t5.TaskArguments(train_file="x"),
-            mock.Mock(
-                bf16=False,
-                bf16_full_eval=False,
-                predict_with_generate=False,
-                generation_num_beams=4,
-                generation_max_length=None,
-            ),
-        )
+        run_flags = dict(bf16=False, bf16_full_eval=False, predict_with_generate=False, generation_num_beams=4)
+        args = fine_tune_t5.TaskArguments(train_file="x"), mock.Mock(**run_flags, generation_max_length=None)
         record = task_record(*args, generates=False, holds_out=False)
         self.assertNoCommonElements(record, ["generation_num_beams", "predict_with_generate", "train_file"])
         record = task_record(*args, generates=True, holds_out=True)  # the entry takes its validation rows from these

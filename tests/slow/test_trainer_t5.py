@@ -662,7 +662,7 @@ class ClassScoringTest(TrainerTest):
             batch = pad_rows([row | {"labels": labels} for row in data] if labels else data)
             batch["labels"] = F.pad(batch["labels"], (0, padding.get("more", 0)), value=-100)
             with mock.patch.object(trainer.model, "forward", wraps=trainer.model.forward) as forward, torch.no_grad():
-                found = scored(trainer, trainer.model, batch, batch["labels"])[0]
+                found = scored(trainer, trainer.model, batch, batch["labels"]).statistics
             return found.numpy(), forward.call_args.kwargs["decoder_input_ids"].shape[1]
 
         found, positions = statistics(more=4)

@@ -20,6 +20,7 @@ import sklearn.metrics
 from absl.testing import parameterized
 from datasets import Features, List, Value
 from rouge_score import rouge_scorer
+from sacrebleu.metrics import BLEU, TER
 
 from constants import DATASET_VALS
 from foundry.common.errors import UserError
@@ -27,6 +28,7 @@ from foundry.modeling.loss import STATISTICS, token_metrics
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, signatures, try_metrics
+from tasks.metrics.words import remarks, script_of
 from tasks.registry import found_numbers, number_text, plain_entry, value_of_text
 
 GLUE = DATASET_VALS["glue"]
@@ -223,6 +225,56 @@ class TextMetricsTest(parameterized.TestCase):
             found["ter_signature"], "nrefs:var|case:lc|tok:tercom|norm:no|punct:yes|asian:no|version:"
         )
 
+    @parameterized.parameters(
+        ("今天天气很好我们一起去公园散步喝茶聊天吧", "zh", dict(normalized=True, asian_support=True)),
+        ("我用 Python 和 TensorFlow 写程序很多年了", "zh", dict(normalized=True, asian_support=True)),
+        ("今日は天気がいいので公園を散歩しました", "char", dict(normalized=True, asian_support=True)),  # no MeCab here
+        ("วันนี้อากาศดีมากเราไปเดินเล่น", "char", {}),
+        ("ថ្ងៃនេះអាកាសធាតុល្អណាស់", "char", {}),
+        ("오늘은 날씨가 아주 좋아서 공원에 갔습니다", "13a", {}),
+        ("Сегодня очень хорошая погода в городе", "13a", {}),
+        ("the word 茶 means tea in all cities", "13a", {}),
+    )
+    def test_words_are_those_of_sacrebleus_tokenizer_for_the_script(self, text, tokenizer, of_ter):
+        """Decided by the whole set: a Latin name among the targets is counted like the others."""
+        references = [[text], [text[::-1], text], ["Kant"]]
+        answers = [f"{text[:-1]}x", text, "Kant"]
+        streams = [[text, text[::-1], "Kant"], [None, text, None]]
+        entry = text_task("bleu", "ter")
+        self.enter_context(mock.patch("importlib.util.find_spec", return_value=None))
+        scores = score_predictions(entry, answers, references)
+        for name, metric in (("bleu", BLEU(tokenize=tokenizer)), ("ter", TER(**of_ter))):
+            self.assertEqual(scores[name], metric.corpus_score(answers, streams).score, name)
+            signature = metric.get_signature().format()
+            self.assertEqual(
+                signatures(entry, references)[f"{name}_signature"], signature.replace("nrefs:2", "nrefs:var")
+            )
+        self.assertGreater(scores["bleu"], 50)
+        script = script_of(text for texts in references for text in texts)
+        alone = score_predictions(entry, ["Kant und"], [["Kant und"]], script=script)  # a row of the set
+        self.assertEqual(alone["bleu"], BLEU(tokenize=tokenizer).corpus_score(["Kant und"], [["Kant und"]]).score)
+
+    def test_one_letter_of_twenty(self):
+        target = "今天天气很好我们一起去公园散步喝茶聊天吧"
+        self.assertAlmostEqual(METRICS["bleu"]([target.replace("公", "花")], [[target]]), 85.789, places=3)
+
+    @parameterized.parameters(
+        (["bleu"], ["今天天气很好"], ["tokenizer zh"]),
+        (["bleu"], ["今日は天気がいい"], ["tokenizer char", "ja-mecab needs MeCab"]),
+        (["ter", "chrf++"], ["วันนี้อากาศดีมาก"], ["ter, chrf++ takes what is between spaces"]),
+        (["bleu", "squad_f1"], ["one two three", "one two three four"], []),
+        (["bleu"], ["one two three", "red", "one two three four"], ["fewer than 4 words", "67 %"]),
+        (["bleu"], ["one two three"], ["fewer than 4 words", "all targets"]),
+    )
+    def test_remarks_on_words(self, metrics, targets, named):
+        with mock.patch("importlib.util.find_spec", return_value=None):
+            found = " ".join(remarks(metrics, [[text] for text in targets]))
+        for part in named:
+            self.assertIn(part, found)
+        self.assertEqual(bool(found), bool(named))
+        if "all targets" in named:
+            self.assertEqual(METRICS["bleu"](targets, [[text] for text in targets]), 0)
+
     def test_bleu_by_hand_and_with_unequally_many_references(self):
         texts = ["the cat sat on a mat", "hello there my good friend"]
         self.assertAlmostEqual(METRICS["bleu"](texts, [[text] for text in texts]), 100.0, places=6)
@@ -250,44 +302,34 @@ class BenchmarkMetricsTest(parameterized.TestCase):
         self.assertAlmostEqual(METRICS["squad_f1"]([answer], [references]), f1, places=12)
 
     @parameterized.parameters(
-        ("It is <<2+2=4>>4.\n#### 4", 4.0),
-        ("#### 1,234", 1234.0),
-        ("first 3 then 7 apples.", 7.0),
-        ("cost $-5", -5.0),
-        ("#### 12 of 30", 12.0),
-        ("2.50 dollars", 2.5),
-        ("#### none, so 8", 8.0),
-        ("no number", None),
-        ("", None),
-        ("so 9\n#### many", 9.0),
-        ("0.5%", 0.5),
-        ("$1,234.50", 1234.5),
-        ("-3", -3.0),
-        ("5 - 2", 2.0),
-        ("10-12", 12.0),
-        ("x-4", 4.0),
-        ("\u22127", -7.0),
-        ("10\u22127", 7.0),
-        ("3.", 3.0),
-        ("1,000,000.", 1000000.0),
-        ("50%", 50.0),
-        ("50%-60%", 60.0),
-        ("(5)-3", 3.0),
-        ("= -3", -3.0),
-        ("=-3", -3.0),
-        ("(-3)", -3.0),
-        ("-$5", -5.0),
-        ("$-5", -5.0),
-        ("2.5-3.5", 3.5),
-        ("#### 10-12", 10.0),
-        ("#### -1,234", -1234.0),
-        (".5", 0.5),
-        ("-.5", -0.5),
-        ("so ...5.3", 5.3),
-        ("$.5.2", 0.2),
+        (4.0, "It is <<2+2=4>>4.\n#### 4", "x-4"),
+        (1234.0, "#### 1,234"),
+        (7.0, "first 3 then 7 apples.", "10\u22127"),
+        (-5.0, "cost $-5", "-$5", "$-5"),
+        (12.0, "#### 12 of 30", "10-12"),
+        (2.5, "2.50 dollars"),
+        (8.0, "#### none, so 8"),
+        (None, "no number", ""),
+        (9.0, "so 9\n#### many"),
+        (0.5, "0.5%", ".5"),
+        (1234.5, "$1,234.50"),
+        (-3.0, "-3", "= -3", "=-3", "(-3)"),
+        (2.0, "5 - 2"),
+        (-7.0, "\u22127"),
+        (3.0, "3.", "(5)-3"),
+        (1000000.0, "1,000,000."),
+        (50.0, "50%"),
+        (60.0, "50%-60%"),
+        (3.5, "2.5-3.5"),
+        (10.0, "#### 10-12"),
+        (-1234.0, "#### -1,234"),
+        (-0.5, "-.5"),
+        (5.3, "so ...5.3"),
+        (0.2, "$.5.2"),
     )
-    def test_final_number(self, text, number):
-        self.assertEqual(final_number(text), number)
+    def test_final_number(self, number, *texts):
+        for text in texts:
+            self.assertEqual(final_number(text), number, text)
 
     def test_final_number_accuracy(self):
         answers = ["the answer is 1,000.0", "#### 7", "none", "4 #### 5"]

@@ -35,9 +35,15 @@ from foundry.training.drawn_answers import uniform_numbers
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
+PROMPTED = ("preference", "unpaired", "prompt_completion")
+SYSTEM, USER = dict(role="system", content="Be brief."), dict(role="user", content="Which?")
+SAID = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]
+ASKED = "Now complete the following example - Input:"
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
 BACKENDS = [name for name in predict_t5.BACKENDS if name != "gguf"]  # which has no beams: test_gguf.py
-FOUR = ["--num_return_sequences", "4"]
+OWN, GLUE = dict(benchmark="own", dataset_name="pairs"), dict(benchmark="glue")
+PAIRS = dict(source_column=["q"], target_column=["a"])
+FOUR = "--num_return_sequences 4"
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
 
 
@@ -78,6 +84,9 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.model = workspace() / "model"
+
+    def reader(self, *options) -> InputReader:
+        return InputReader(predict_t5.recorded_task(str(self.model), None)[0], *options)
 
     def write(self, name: str, text: str) -> Path:
         (self.folder / name).write_text(text)
@@ -396,13 +405,9 @@ class PredictTest(TestCase):
 
     def test_the_plan_shows_the_settings_of_the_file(self):
         self.check_settings("transformers")
-        path, export = (
-            self.write("in.txt", "\n".join(LINES)),
-            self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5),
-        )
-        printed = self.predict(
-            path, "--model_name_or_path", export, "--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"
-        )[-1]
+        flags = ["--model_name_or_path", self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5)]
+        flags += ["--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"]
+        printed = self.predict(self.write("in.txt", "\n".join(LINES)), *flags)[-1]
         self.assertRegex(printed, "search +no_repeat_ngram_size 2, top_k 5, .*do_sample True")
 
 
@@ -449,7 +454,7 @@ class CountsTest(TestCase):
         ids = self.ids(folder, LINES, max_new_tokens=6)
         texts = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
         labels = [text for text, _ in Counter(filter(None, texts)).most_common(2)]
-        record = dict(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], labels=labels)
+        record = dict(**OWN, **PAIRS, labels=labels)
         (folder / "task.json").write_text(json.dumps(record | dict(target_type="class")))
         flags = ["--model_name_or_path", folder, "--backend", backend]
         printed = " ".join(self.predict(self.write("in.txt", "\n".join([*LINES, ""])), *flags)[-1].split())
@@ -491,8 +496,7 @@ class TaskTest(TestCase):
 
     def test_own_pairs(self):
         self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
+            **OWN,
             source_column=["prompt"],
             target_column=["completion"],
             source_prefix="say: ",
@@ -512,7 +516,7 @@ class TaskTest(TestCase):
         (dict(generation_max_length=21), 20),  # as it was evaluated; the start token is counted there
     )
     def test_an_answer_may_be_as_long_as_in_evaluation(self, record, tokens):
-        self.with_record(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], **record)
+        self.with_record(**OWN, **PAIRS, **record)
         tokens = tokens or len(load_tokenizer(str(self.model))(record["labels"][1])["input_ids"])
         path = self.write("in.txt", "old fox\n")
         _, printed, _ = run_main(
@@ -553,46 +557,27 @@ class TaskTest(TestCase):
             ["q: 1 c: x", "q: 2 c: x"],
         ),
         (
-            dict(source_column=["q"], target_column=["a"], records="*"),
+            dict(**PAIRS, records="*"),
             [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
             ["1", "2", "3"],
         ),
     )
     def test_inputs_in_the_shapes_of_the_training_rows(self, flags, records, texts):
         """Without the outputs, which are asked for; rows within records, or by themselves."""
-        self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], **flags)
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.with_record(**OWN, train_file=["x.json"], **flags)
+        reader = self.reader()
         path = self.write("in.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         items = list(reader.read(path))
         self.assertEqual([text for item in items for text in item.texts], texts)
         self.assertLen(items, len(texts))
 
-    @parameterized.product(
-        shape=("preference", "unpaired", "prompt_completion"),
-        prompt=(
-            ("Which?", "Which?"),
-            ([dict(role="user", content="Which?")], "Which?"),
-            (
-                [dict(role="system", content="Be brief."), dict(role="user", content="Which?")],
-                "system: Be brief.\nuser: Which?",
-            ),
-        ),
-    )
-    def test_prompts_alone(self, shape, prompt):
-        self.check_shape(shape, {"prompt": prompt[0]}, prompt[1])
-
     @parameterized.parameters(
-        ("messages", dict(messages=[dict(role="user", content="Which?")]), "Which?"),
-        (
-            "messages",
-            dict(messages=[dict(role="user", content="Which?"), dict(role="assistant", content="This.")]),
-            "Which?",
-        ),
-        (
-            "conversations",
-            dict(conversations=[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]),
-            "system: Be brief.\nuser: Which?",
-        ),
+        *((shape, dict(prompt="Which?"), "Which?") for shape in PROMPTED),
+        *((shape, dict(prompt=[USER]), "Which?") for shape in PROMPTED),
+        *((shape, dict(prompt=[SYSTEM, USER]), "system: Be brief.\nuser: Which?") for shape in PROMPTED),
+        ("messages", dict(messages=[USER]), "Which?"),
+        ("messages", dict(messages=[USER, dict(role="assistant", content="This.")]), "Which?"),
+        ("conversations", dict(conversations=SAID), "system: Be brief.\nuser: Which?"),
         ("pretokenized", dict(inputs_pretokenized="Which?"), "Which?"),
         ("inputs_targets", dict(inputs="Which?"), "Which?"),
         ("alpaca", dict(instruction="Which?"), "Which?"),
@@ -602,27 +587,23 @@ class TaskTest(TestCase):
             "Definition: A. Now complete the following example - Input: Which? Output:",
         ),
     )
-    def test_sources_alone(self, shape, record, text):
-        self.check_shape(shape, record, text)
-
-    def check_shape(self, shape: str, record: dict, text: str) -> None:
-        """A record that has the sources alone is answered, and the page asks for one text."""
+    def test_a_record_of_the_sources_alone_is_read(self, shape, record, text):
+        """And the page asks for one text."""
         kinds = {"preference": dict(preference="dpo"), "unpaired": dict(preference="kto")}
-        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
-        self.with_record(**own, **kinds.get(shape, {}))
-        path = self.write("in.jsonl", json.dumps(record) + "\n")
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.with_record(**OWN, train_file=["x.json"], record_shape=shape, **kinds.get(shape, {}))
+        reader, path = self.reader(), self.write("in.jsonl", json.dumps(record) + "\n")
         self.assertEqual([item.texts for item in reader.read(path)], [[text]])
         self.assertEqual(reader.made({}, dict.fromkeys(reader.inputs, text)).texts, [text])
-        _, (row,), _ = self.predict(path)
-        self.assertEqual(row["prediction"], plain_answers([text])[0])
-        self.assertContainsSubset({} if record is NATURAL else record, row)  # its columns are kept
+        if shape in ("conversations", "natural_instructions_2"):
+            _, (row,), _ = self.predict(path)
+            self.assertEqual(row["prediction"], plain_answers([text])[0])
+            self.assertContainsSubset({} if record is NATURAL else record, row)  # its columns are kept
 
     @parameterized.parameters(*(shape for shape in SHAPES if not shape.startswith("natural")))
     def test_a_row_without_the_sources_says_what_is_read(self, shape):
-        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
+        own = dict(**OWN, train_file=["x.json"], record_shape=shape)
         self.with_record(**own)
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        reader = self.reader()
         path = self.write("in.jsonl", '{"other": "x"}\n')
         with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*name yours with --source_column"):
             list(reader.read(path))
@@ -651,14 +632,14 @@ class TaskTest(TestCase):
     def test_named_tasks_are_read_as_in_training(self, benchmark, name, row, text):
         """Their preprocess makes a row's text also where all columns are there, and without the answers."""
         self.with_record(benchmark=benchmark, dataset_name=name)
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        reader = self.reader()
         (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
         self.assertEqual(item.texts, [text])
 
     def test_a_carriage_return_within_a_line_begins_no_other_input(self):
         path = self.write("in.txt", "")
         path.write_bytes(b"one\rand half\r\ntwo\n")
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        reader = self.reader()
         self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
 
     @parameterized.parameters(
@@ -671,10 +652,10 @@ class TaskTest(TestCase):
     )
     def test_json_may_be_the_text_that_a_model_of_parallel_files_reads(self, name, row, columns, is_text):
         files = dict(source_file=["a.txt"], target_file=["b.txt"], validation_split_percentage=5)
-        self.with_record(benchmark="own", dataset_name="pairs", **files)
+        self.with_record(**OWN, **files)
         path, line = self.write(name, ""), json.dumps(row)
         path.write_text(f"{line}\n{line}\n")
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0], columns)
+        reader = self.reader(columns)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             if is_text:
                 self.assertEqual([item.texts for item in reader.read(path)], [[line]] * 2)
@@ -699,8 +680,7 @@ class TaskTest(TestCase):
     def test_a_number_is_read_as_in_training(self, header, columns, texts):
         flags = {} if header is None else dict(tsv_header=header)
         self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
+            **OWN,
             train_file=["x.tsv"],
             source_column=["1"],
             target_column=["0"],
@@ -712,17 +692,9 @@ class TaskTest(TestCase):
         self.assertEqual([text for item in reader.read(path) for text in item.texts], texts)
 
     def test_an_empty_row_is_told(self):
-        self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
-            train_file=["x.json"],
-            source_column=["q"],
-            target_column=["a"],
-            records="*",
-        )
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        self.with_record(**OWN, train_file=["x.json"], **PAIRS, records="*")
         with self.assertRaisesRegex(ValueError, "row 2: no column q, which the task reads"):
-            list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
+            list(self.reader().read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
         entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
@@ -739,49 +711,31 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        (
-            dict(),
-            "in.csv",
-            "a,b\n1,2\n",
-            [],
-            "no column text, which the task reads; name yours with --source_column; available: a, b",
-        ),
-        (
-            dict(benchmark="own", dataset_name="pairs", source_column=["text"], target_column=["a"]),
-            "in.jsonl",
-            '{"text": "x"}\n',
-            ["--source_column", "body"],
-            "row 1: no column body, which the task reads; name yours with --source_column; available: text",
-        ),
-        (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
-        (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
-        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
-        (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
-        (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
-        (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
-        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
-        (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
-        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
-        (
-            dict(benchmark="own", dataset_name="pairs"),
-            "in.txt",
-            "x\n",
-            [],
-            "names no source column: a feature that is not",
-        ),
-        (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
-        (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: has a column n_best"),
-        (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
-        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "--length_penalty 3.0: is for beams: add --num_beams 4"),
-        (dict(), "in.txt", "x\n", ["--top_k", "3"], "--top_k 3: is for drawn answers: add --do_sample"),
-        (dict(), "in.txt", "x\n", [*FOUR], "sequences 4: a greedy search has one .* --num_beams 4, or --do_sample"),
-        (dict(), "in.txt", "x\n", [*FOUR, "--num_beams", "2"], "sequences 4: must be at most 2, the number of beams"),
-        (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
+        ({}, "in.csv", "a,b\n1,2\n", "", "column text, .*--source_column; available: a, b"),
+        (OWN | PAIRS, "in.jsonl", '{"q": "x"}\n', "--source_column body", "row 1: .* body, .*; available: q"),
+        ({}, "in.jsonl", '{"text": "x", "prediction": 1}\n', "", "row 1: has a column prediction"),
+        ({}, "in.jsonl", '{"text": "x", "n_best": 1}\n', "", "row 1: has a column n_best"),
+        ({}, "in.jsonl", '{"text": ["x", null]}\n', "", "row 1: the column text is empty"),
+        ({}, "in.jsonl", '{"text": NaN}\n', "", "row 1: the column text is empty"),
+        ({}, "in.jsonl", '{"text": {"en": "x"}}\n', "", "row 1: the column text holds no text, but a .* type dict"),
+        ({}, "in.txt", "", "", "--input_file .*in.txt: the file is empty"),
+        (GLUE | dict(dataset_name="rte"), "in.txt", "x\n", "", "the task reads sentence1, sent"),
+        (GLUE | dict(dataset_name="rte,cola"), "in.txt", "x\n", "", "rte, cola. Name one of them"),
+        (GLUE | dict(dataset_name="rte"), "in.csv", "a,b\n1,2\n", "--source_column a", "2 columns"),
+        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", "", "task.json is gone: --benchmark gone: not in"),
+        (OWN, "in.txt", "x\n", "", "names no source column: a feature that is not"),
+        ({}, "in.txt", "x\n", "--num_return_sequences 3", "num_return_sequences"),
+        ({}, "in.txt", "x\n", "--min_new_tokens 9", "--min_new_tokens 9: must be at most 6"),
+        ({}, "in.txt", "x\n", "--length_penalty 3", "--length_penalty 3.0: is for beams: add --num_beams 4"),
+        ({}, "in.txt", "x\n", "--top_k 3", "--top_k 3: is for drawn answers: add --do_sample"),
+        ({}, "in.txt", "x\n", FOUR, "sequences 4: a greedy search has one .* --num_beams 4, or --do_sample"),
+        ({}, "in.txt", "x\n", f"{FOUR} --num_beams 2", "sequences 4: must be at most 2, the number of beams"),
+        ({}, "in.txt", "x\n", "--top_p 3", "--top_p 3.0: must be above 0 and at most 1"),
     )
     def test_mistakes(self, record, name, text, flags, message):
         if record:
             self.with_record(**record)
-        _, rows, error = self.predict(self.write(name, text), *flags, code=2)
+        _, rows, error = self.predict(self.write(name, text), *flags.split(), code=2)
         self.assertRegex(error, message)
         self.assertEmpty(rows)
 
@@ -789,15 +743,7 @@ class TaskTest(TestCase):
         path = self.write("answers.jsonl", '{"text": "x"}\n')
         self.assertRegex(self.predict(path, code=2)[2], "--output_file .*answers.jsonl: is the input file")
         for name in ("a.csv", "a.TSV", "a.jsonl.gz"):
-            flags = [
-                "--model_name_or_path",
-                self.model,
-                "--input_file",
-                path,
-                "--output_file",
-                self.folder / name,
-                *FLAGS,
-            ]
-            error = run_main(predict_t5.main, *flags, code=2)[2]
+            flags = ["--model_name_or_path", self.model, "--input_file", path, "--output_file", self.folder / name]
+            error = run_main(predict_t5.main, *flags, *FLAGS, code=2)[2]
             self.assertRegex(error, "--output_file .*: answers are JSON lines, not [.][a-z]+: name it answers.jsonl")
         self.assertEqual(path.read_text(), '{"text": "x"}\n')
