@@ -97,12 +97,14 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):
-        """CTranslate2's converter, given a copy of the loaded model, since it rounds to int8 in place. If it loaded the
-        model itself, it would scale v1.1's output like v1.0's, because transformers 5 sets `tie_word_embeddings` for
-        both."""
+        """CTranslate2's converter, given a copy of the loaded model, since it rounds to int8 in place. It scales the
+        decoder's output where `tie_word_embeddings` is set, which transformers 5 does for every T5, mT5 and umT5 that
+        it makes: the copy's says whether the family scales."""
 
         def load_model(self, *_, **__):
-            return copy.deepcopy(original.model)
+            model = copy.deepcopy(original.model)
+            model.config.tie_word_embeddings = family_of(model.config).head_scale(model.config) != 1.0
+            return model
 
         def load_tokenizer(self, *_, **__):
             return original.tokenizer

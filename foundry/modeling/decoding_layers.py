@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from foundry.modeling.families import output_head
+from foundry.modeling.families import family_of, output_head
 from foundry.modeling.products import Matrices, is_plain
 
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
@@ -138,8 +138,7 @@ class Decoder:
         self.device, self.heads, self.head_width = model.device, config.num_heads, config.d_kv
         self.embedding, self.last_norm = decoder.embed_tokens, decoder.final_layer_norm
         self.head = Matrices([output_head(model)], self.dtype, packs=True)
-        scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-        self.scale = config.d_model**-0.5 if scales else None
+        self.scale = family_of(config).head_scale(config)
         self.layers = [
             (
                 SelfAttention(block.layer[0], self.dtype, packs=True),
@@ -180,7 +179,7 @@ class Decoder:
             (out,) = cross.out(seen.transpose(1, 2).reshape(len(tokens), -1))
             x = feed_forward(x + out)
         x = normed(self.last_norm, x)
-        (logits,) = self.head(x if self.scale is None else x * self.scale)
+        (logits,) = self.head(x if self.scale == 1.0 else x * self.scale)
         return logits.float()
 
 

@@ -10,13 +10,15 @@ import peft
 import torch
 import zoo
 from absl.testing import parameterized
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from foundry.model_t5 import create_model
 from foundry.modeling import decoding_layers, onednn
 from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
+from foundry.modeling.families import family_of, is_tied
 from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
+from foundry.modeling.generation_settings import complete
 from foundry.modeling.products import use_fast_products
 
 WORDS = 300
@@ -39,11 +41,16 @@ RULES = [
 ]
 
 
-def made_model(family: str = "t5_v1_1", **changes):
-    """A model whose logits are far from each other."""
+def made_model(family: str = "t5_v1_1", plain: bool = False, **changes):
+    """A model whose logits are far from each other. plain: as transformers makes it, with the embedding as head."""
     torch.manual_seed(0)
-    values = zoo.config_of(family, WORDS) | changes
-    model = create_model(AutoConfig.for_model(**values)).eval().requires_grad_(False)
+    config = AutoConfig.for_model(**zoo.config_of(family, WORDS) | changes)
+    if plain:
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
+        family_of(config).prepare(model, is_new=False)
+    else:
+        model = create_model(config)
+    complete(model.eval().requires_grad_(False))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.generation_config.update(eos_token_id=ENDS, max_length=None)
@@ -116,15 +123,22 @@ class SameAnswersTest(parameterized.TestCase):
         del taken
         self.assertEqual([one.tokens for one in found(model, sources, 5)], wanted)
 
-    @parameterized.parameters(dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5))
-    def test_scores_are_those_of_a_forward_pass(self, **search):
-        model, sources = made_model(), made_sources(9)
-        got = found(model, sources, 4, **search)
-        count = search.get("num_return_sequences", 1)
-        for number, answer in enumerate(got):
-            batch = {"input_ids": torch.tensor([sources[number // count]])}
-            wanted = log_probabilities(model, batch, torch.tensor([[0, *answer.tokens]]), 1).sum().item()
-            self.assertAlmostEqual(answer.nats, wanted, delta=1e-4)
+    @parameterized.product(family=zoo.FAMILIES, plain=(False, True))
+    def test_scores_are_those_of_a_forward_pass(self, family, plain):
+        """Where the head is the embedding too, whose input some families scale and others do not."""
+        model = made_model(family, tie_word_embeddings=plain) if family in zoo.GEMMA else made_model(family, plain)
+        self.assertEqual(is_tied(model), plain or family == "t5_v1_0")
+        start = model.generation_config.decoder_start_token_id
+        for search in (dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5)):
+            rows = [Source(ids) for ids in made_sources(5)]
+            AnswerFinder(model, 4)(rows, scored=True, max_new_tokens=12, **search)
+            for row in rows:
+                self.assertLen(row.answers, search.get("num_return_sequences", 1))
+                for answer in row.answers:
+                    given = torch.tensor([[start, *answer.tokens[:-1]]])
+                    logits = model(input_ids=torch.tensor([row.ids]), decoder_input_ids=given).logits[0]
+                    wanted = logits.log_softmax(-1)[range(len(answer.tokens)), answer.tokens].sum().item()
+                    self.assertAlmostEqual(answer.nats, wanted, delta=1e-4)
 
     def test_beams_have_the_scores_of_generate(self):
         model, (source,) = made_model(), made_sources(1)
