@@ -6,6 +6,7 @@
 Legend of shapes: B sources, K answers to each, N = B * K, S source tokens, T answer tokens, V vocabulary.
 """
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 
@@ -23,6 +24,12 @@ from foundry.modeling.rows_at_a_time import parts, rows_to_score
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
 PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
+
+
+@functools.cache
+def tell_that_generate_answers(reason: str) -> None:
+    """Prints it, once for each reason. The loop's answers come sooner."""
+    print_once(f"answers are written by transformers' generate, which takes longer: {reason}")
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
@@ -65,7 +72,7 @@ class AnswerFinder:
             self.layers = self.layers or Layers(self.model)
             answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
             return
-        print_once(f"answers are written by transformers' generate, which takes longer: {reason}")
+        tell_that_generate_answers(reason)
         for start in range(0, len(sources), self.slots):
             part = sources[start : start + self.slots]
             _generate(self.model, part, scored, **settings)
@@ -114,14 +121,17 @@ def _ending(sources: Sequence[Source], rows: int) -> Callable[..., torch.Tensor]
 
 def _generate(model: PreTrainedModel, sources: Sequence[Source], scored: bool, **settings: object) -> None:
     """Fills the `answers` of the sources."""
-    search, device = Search.of(model, **settings), model.device
+    device = model.device
     known = [source.encoded for source in sources if source.encoded is not None]
     width = len(known[0]) if known else -(-max(len(source.ids) for source in sources) // 8) * 8
     ids = torch.full((len(sources), width), model.config.pad_token_id)
-    mask = torch.zeros_like(ids)
+    mask, read = torch.zeros_like(ids), torch.empty_like(ids)
     for row, source in enumerate(sources):
-        ids[row, : len(source.ids)] = torch.tensor(source.ids)
+        ids[row, : len(source.ids)] = read[row, : len(source.ids)] = torch.tensor(source.ids)
         mask[row, : len(source.ids)] = 1
+        read[row, len(source.ids) :] = source.ids[-1]  # what rules find in a source is in it: no padding
+    search = Search.of(model, sources=read.to(device), **settings)
+    for source in sources:
         source.limit = source.limit or search.limit
     batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
     longest = max(source.limit for source in sources)

@@ -2,8 +2,6 @@
 
 import os
 import random
-import tempfile
-from pathlib import Path
 from unittest import mock
 
 import peft
@@ -13,7 +11,7 @@ from absl.testing import parameterized
 from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from foundry.model_t5 import create_model
-from foundry.modeling import decoding_layers, onednn
+from foundry.modeling import decoding_layers, found_answers, onednn
 from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
 from foundry.modeling.families import family_of, is_tied
@@ -256,24 +254,69 @@ class WhatGenerateDoesTest(parameterized.TestCase):
 
     @parameterized.parameters("t5gemma", "t5gemma2")
     def test_generate_takes_what_the_loop_lacks(self, family):
-        """Draws, limits, watches and scores are the caller's as in the loop, and a printed line says why."""
-        with tempfile.TemporaryDirectory() as place:
-            zoo.write_checkpoint(Path(place) / family, family)
-            from foundry.model_t5 import load_model
-
-            model = load_model(str(Path(place) / family)).eval()
-        sources = made_sources(5)
+        """Draws, limits, watches and scores are the caller's as in the loop, and a printed line says why, once."""
+        model, sources, got = made_model(family), made_sources(5), []
         draws = torch.rand(5, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        got = []
-        for size in (1, 5):
-            rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
-            settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
-            with mock.patch("foundry.modeling.found_answers.print_once") as told:
+        found_answers.tell_that_generate_answers.cache_clear()
+        with mock.patch.object(found_answers, "print_once") as told:
+            for size in (1, 5):
+                rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
+                settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
                 AnswerFinder(model, size)(rows, scored=True, **settings)
-            self.assertIn("written out", told.call_args.args[0])
-            got.append([answer.tokens for row in rows for answer in row.answers])
-            self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
+                got.append([answer.tokens for row in rows for answer in row.answers])
+                self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
         self.assertEqual(*got)
+        told.assert_called_once()
+        self.assertIn("written out", told.call_args.args[0])
+
+    @parameterized.parameters(*RULES[:7])
+    def test_generate_draws_as_the_loop(self, _, changes):
+        """By the same numbers, under the same rules, each source with its own temperature."""
+        model, sources, got = made_model(), made_sources(7), []
+        model.generation_config.update(**changes)
+        draws = torch.rand(7, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for reason in (None, "as if it lacked something"):
+            rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+            for row in rows[1:]:
+                row.warp = lambda scores, row=row: scores / (3 + len(row.ids) / 9)
+            find = AnswerFinder(model, 3)
+            find.model_lacks = reason
+            find(rows, do_sample=False, num_return_sequences=3, **dict(max_new_tokens=12) | changes)
+            got.append([answer.tokens for row in rows for answer in row.answers])
+        self.assertGreater(len({*map(tuple, got[0])}), 14)
+        self.assertEqual(*got)
+
+    @parameterized.product(slots=(1, 4), warms=(False, True))
+    def test_drawn_answers_repeat_nothing_of_the_source(self, slots, warms):
+        """Whether they are alone or beside longer ones, at any temperature."""
+        model, sources = made_model(), made_sources(9)
+        model.generation_config.update(encoder_no_repeat_ngram_size=1, eos_token_id=2)
+        draws = torch.rand(9, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+        for row in rows if warms else ():
+            row.warp = lambda scores: scores / 9
+        AnswerFinder(model, slots)(rows, do_sample=False, num_return_sequences=3, max_new_tokens=12)
+        for row in rows:
+            for answer in row.answers:
+                self.assertNoCommonElements(answer.tokens, row.ids)
+
+    def test_drawn_answers_have_the_penalty_of_the_sources_tokens(self):
+        """Each token is the first whose cumulated probability is larger, where logits of the source's tokens are
+        multiplied or divided by the penalty: transformers makes them likelier by a penalty above 1."""
+        model, sources = made_model(), made_sources(4)
+        model.generation_config.update(encoder_repetition_penalty=1.8)
+        draws = torch.rand(4, 2, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+        AnswerFinder(model, 4)(rows, do_sample=False, num_return_sequences=2, max_new_tokens=12)
+        for row in rows:
+            for numbers, answer in zip(row.draws, row.answers, strict=True):
+                given = torch.tensor([[0, *answer.tokens[:-1]]])
+                logits = model(input_ids=torch.tensor([row.ids]), decoder_input_ids=given).logits[0].double()
+                own = logits[:, row.ids]
+                logits[:, row.ids] = torch.where(own > 0, own * 1.8, own / 1.8)
+                sums = logits.softmax(-1).cumsum(-1)
+                wanted = sums.gt(numbers[: len(given[0]), None]).int().argmax(-1)
+                self.assertEqual(answer.tokens, wanted.tolist())
 
 
 class ProductsTest(parameterized.TestCase):
