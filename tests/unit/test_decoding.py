@@ -129,7 +129,7 @@ class SameAnswersTest(parameterized.TestCase):
         start = model.generation_config.decoder_start_token_id
         for search in (dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5)):
             rows = [Source(ids) for ids in made_sources(5)]
-            AnswerFinder(model, 4)(rows, scored=True, max_new_tokens=12, **search)
+            AnswerFinder(model, 4).find(rows, scored=True, max_new_tokens=12, **search)
             for row in rows:
                 self.assertLen(row.answers, search.get("num_return_sequences", 1))
                 for answer in row.answers:
@@ -262,7 +262,7 @@ class WhatGenerateDoesTest(parameterized.TestCase):
             for size in (1, 5):
                 rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
                 settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
-                AnswerFinder(model, size)(rows, scored=True, **settings)
+                AnswerFinder(model, size).find(rows, scored=True, **settings)
                 got.append([answer.tokens for row in rows for answer in row.answers])
                 self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
         self.assertEqual(*got)
@@ -279,9 +279,9 @@ class WhatGenerateDoesTest(parameterized.TestCase):
             rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
             for row in rows[1:]:
                 row.warp = lambda scores, row=row: scores / (3 + len(row.ids) / 9)
-            find = AnswerFinder(model, 3)
-            find.model_lacks = reason
-            find(rows, do_sample=False, num_return_sequences=3, **dict(max_new_tokens=12) | changes)
+            finder = AnswerFinder(model, 3)
+            finder.model_lacks = reason
+            finder.find(rows, do_sample=False, num_return_sequences=3, **dict(max_new_tokens=12) | changes)
             got.append([answer.tokens for row in rows for answer in row.answers])
         self.assertGreater(len({*map(tuple, got[0])}), 14)
         self.assertEqual(*got)
@@ -295,7 +295,7 @@ class WhatGenerateDoesTest(parameterized.TestCase):
         rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
         for row in rows if warms else ():
             row.warp = lambda scores: scores / 9
-        AnswerFinder(model, slots)(rows, do_sample=False, num_return_sequences=3, max_new_tokens=12)
+        AnswerFinder(model, slots).find(rows, do_sample=False, num_return_sequences=3, max_new_tokens=12)
         for row in rows:
             for answer in row.answers:
                 self.assertNoCommonElements(answer.tokens, row.ids)
@@ -307,7 +307,7 @@ class WhatGenerateDoesTest(parameterized.TestCase):
         model.generation_config.update(encoder_repetition_penalty=1.8)
         draws = torch.rand(4, 2, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
-        AnswerFinder(model, 4)(rows, do_sample=False, num_return_sequences=2, max_new_tokens=12)
+        AnswerFinder(model, 4).find(rows, do_sample=False, num_return_sequences=2, max_new_tokens=12)
         for row in rows:
             for numbers, answer in zip(row.draws, row.answers, strict=True):
                 given = torch.tensor([[0, *answer.tokens[:-1]]])
