@@ -371,8 +371,11 @@ class CTranslate2Answers(Engine):
 
 def _write(sources: Sequence[Source], number: int, token: int) -> bool:
     """Adds a token to the answer to a source; returns whether the answer ends with it."""
-    sources[number].answers[0].tokens.append(token)
-    return sources[number].watch(token)
+    source = sources[number]
+    if source.watch is None:  # who watched it has its answer
+        return True
+    source.answers[0].tokens.append(token)
+    return source.watch(token)
 
 
 FORMAT = Format(export_ctranslate2, refuse_ctranslate2, ("model.bin", "config.json", TOKENS))

@@ -45,7 +45,7 @@ class FeedForward:
         inner = part.DenseReluDense
         gates = [inner.wi_0, inner.wi_1] if hasattr(inner, "wi_0") else [inner.wi]
         self.norm, self.activation = part.layer_norm, inner.act
-        if type(inner.act).__name__ == "NewGELUActivation":  # the same function in one call
+        if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
             self.activation = nn.GELU(approximate="tanh")
         self.wide, self.out = Matrices(gates, dtype, packs), Matrices([inner.wo], dtype, packs)
 

@@ -34,8 +34,7 @@ import constants
 import predict_t5
 from features.server import app as server
 from features.server import completions
-from features.server.counters import Counters
-from features.server.waiting_texts import Row, TextBatches
+from features.server.waiting_texts import Counters, TextBatches, WaitingText
 from foundry.corpora.tokenizers import decoded, load_tokenizer
 from foundry.modeling.decoding import drawn
 
@@ -211,7 +210,7 @@ class ServerTest(TestCase):
         stopped = dict(prompt=TEXTS[2], stop=["no such text"], logprobs=1)
         with served("--model_name_or_path", self.model, "--max_wait_ms", 0) as it, ThreadPoolExecutor(8) as clients:
             alone, stopped_alone = it.texts(**drawn), it.complete(**stopped)["choices"]
-            batches, engine = it.service.batches, it.service.batches.engine
+            batches, engine, find = it.service.batches, it.service.batches.engine, it.service.batches.engine.find
             (source,) = load_tokenizer(str(self.model))([TEXTS[3]])["input_ids"]
 
             def checked(sources: list) -> list:
@@ -222,9 +221,9 @@ class ServerTest(TestCase):
             def held(sources: list, more: Callable[[int], list], **settings: object) -> None:
                 begun.set()
                 self.assertTrue(goes_on.wait(60))
-                engine.find(checked(sources), more=lambda places: checked(more(places)), **settings)
+                find(checked(sources), more=lambda places: checked(more(places)), **settings)
 
-            batches.engine = engine._replace(find=held)
+            engine.find = held
             first = clients.submit(it.texts, prompt=TEXTS[5])
             self.assertTrue(begun.wait(60))
             beside = [clients.submit(it.texts, prompt=text) for text in TEXTS[:3]]
@@ -447,7 +446,7 @@ class ServerTest(TestCase):
                 leave(rows)
                 left.set()
 
-            batches.engine, batches.leave = batches.engine._replace(find=held), leaving
+            batches.engine.find, batches.leave = held, leaving
             with ThreadPoolExecutor(4) as clients:
                 first = clients.submit(it.texts, prompt=TEXTS[0])
                 self.assertTrue(begun.wait(60))
@@ -482,8 +481,7 @@ class ServerTest(TestCase):
             return decoded(tokenizer, rows)
 
         flags = ["--model_name_or_path", self.model, "--min_new_tokens", length]
-        with served(*flags, longest=length) as it, mock.patch("tasks.examples.decoded", counting):
-            self.enter_context(mock.patch.object(completions, "decoded", counting))
+        with served(*flags, longest=length) as it, mock.patch.object(completions, "decoded", counting):
             status, answer = it.ask("/v1/completions", {"prompt": TEXTS[2]} | body)
             self.assertEqual(status, 200, answer)
         self.assertGreater(max(sizes), length - 10)  # the whole answer, at its end
@@ -492,8 +490,7 @@ class ServerTest(TestCase):
     def test_tokens_are_drawn_as_their_probabilities_say(self):
         """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. nan takes the
         likeliest."""
-        row = Row([0], 1, told=mock.Mock(), draws=torch.zeros(1), temperature=0.5, top_p=0.8)
-        scores = row.as_source(mock.Mock()).warp(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()).repeat(4001, 1)
+        scores = completions.warp_of(0.5, 0.8)(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()).repeat(4001, 1)
         found = drawn(scores, torch.cat([torch.rand(4000, dtype=torch.float64), torch.tensor([torch.nan])]))
         wanted = [0.25 / 0.34, 0.09 / 0.34, 0, 0]
         for share, count in zip(wanted, found[:-1].bincount(minlength=4).tolist(), strict=True):
@@ -503,7 +500,7 @@ class ServerTest(TestCase):
     def test_a_text_joins_those_that_are_being_answered(self):
         """While a long answer is written, three others come and end; the next in the queue has another search."""
         with served("--model_name_or_path", self.model, "--max_wait_ms", 0, "--min_new_tokens", 5) as it:
-            batches, engine, begun = it.service.batches, it.service.batches.engine, threading.Event()
+            batches, find, begun = it.service.batches, it.service.batches.engine.find, threading.Event()
             finds, joined = [], []
 
             def held(sources: list, more: Callable[[int], list], **settings: object) -> None:
@@ -518,9 +515,9 @@ class ServerTest(TestCase):
                     joined.extend(found)
                     return found
 
-                engine.find(sources, more=more_when_there, **settings)
+                find(sources, more=more_when_there, **settings)
 
-            batches.engine = engine._replace(find=held)
+            batches.engine.find = held
             with ThreadPoolExecutor(4) as clients:
                 asked = [clients.submit(it.texts, prompt=TEXTS[0])]
                 self.assertTrue(begun.wait(60))
@@ -545,10 +542,11 @@ class ServerTest(TestCase):
 
         with served("--model_name_or_path", folder, "--max_wait_ms", 0) as it:
             (source,) = load_tokenizer(str(folder))([TEXTS[2]])["input_ids"]
-            rows = [Row(source, limit, told=told, by_limit=it.service.reader.by_limit) for limit in (2, 6, 3)]
+            by_limit = it.service.reader.by_limit
+            rows = [WaitingText(source, limit, told=told, by_limit=by_limit) for limit in (2, 6, 3)]
             it.service.batches.put(rows)
             with ended:
-                self.assertTrue(ended.wait_for(lambda: all(row.done for row in rows), 60))
+                self.assertTrue(ended.wait_for(lambda: all(row.is_answered for row in rows), 60))
         model = AutoModelForSeq2SeqLM.from_pretrained(folder)
         for row in rows:
             wanted = model.generate(torch.tensor([source]), max_new_tokens=row.limit)
@@ -556,10 +554,10 @@ class ServerTest(TestCase):
             self.assertEqual(row.answers[0].tokens[-1], 1)
 
     def test_a_batch_holds_texts_of_like_length(self):
-        rows = [Row([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
+        rows = [WaitingText([0] * size, 2, told=mock.Mock()) for size in (10, 50, 11, 90, 12)]
         batches = TextBatches(mock.Mock(), Counters(), most_rows=3, most_tokens=30, most_waiting=9, seconds=0)
         batches.put(rows)
-        sizes = [[len(row.source) for row in batches._next()] for _ in range(4)]
+        sizes = [[len(row.ids) for row in batches._next()] for _ in range(4)]
         self.assertEqual(sizes, [[11, 10], [50], [90], [12]])
 
     def test_the_figures_of_the_page_are_those_measured(self):
