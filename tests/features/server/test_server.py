@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import io
+import itertools
 import json
 import os
 import random
@@ -15,9 +16,11 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -36,7 +39,9 @@ from features.server import app as server
 from features.server import completions
 from features.server.waiting_texts import Counters, TextBatches, WaitingText
 from foundry.corpora.tokenizers import decoded, load_tokenizer
-from foundry.modeling.decoding import drawn
+from foundry.model_t5 import load_model
+from foundry.modeling import decoding
+from foundry.modeling.found_answers import AnswerFinder
 
 ROOT = Path(constants.__file__).parent
 
@@ -491,7 +496,7 @@ class ServerTest(TestCase):
         """Worked by hand: at temperature 0.5 probabilities are squared; 0.68 + 0.25 reach top_p 0.8. nan takes the
         likeliest."""
         scores = completions.warp_of(0.5, 0.8)(torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()).repeat(4001, 1)
-        found = drawn(scores, torch.cat([torch.rand(4000, dtype=torch.float64), torch.tensor([torch.nan])]))
+        found = decoding.drawn(scores, torch.cat([torch.rand(4000, dtype=torch.float64), torch.tensor([torch.nan])]))
         wanted = [0.25 / 0.34, 0.09 / 0.34, 0, 0]
         for share, count in zip(wanted, found[:-1].bincount(minlength=4).tolist(), strict=True):
             self.assertAlmostEqual(share, count / 4000, delta=0.025)
@@ -559,6 +564,48 @@ class ServerTest(TestCase):
         batches.put(rows)
         sizes = [[len(row.ids) for row in batches._next()] for _ in range(4)]
         self.assertEqual(sizes, [[11, 10], [50], [90], [12]])
+
+    def test_a_batch_that_never_empties_keeps_nothing(self):
+        """2,000 texts go through one batch of 8, each put when another is answered. A long one makes it small for as
+        long as it is there."""
+        model = load_model(str(self.model)).eval()
+        model.generation_config.update(suppress_tokens=[1])  # an answer has as many tokens as its limit
+        finder, memories, sizes, ids = AnswerFinder(model, 8), [], [], itertools.count(1)
+        batches = TextBatches(finder, Counters(), most_rows=8, most_tokens=150, most_waiting=99, seconds=0)
+        living, most_living = weakref.WeakValueDictionary(), 0
+
+        def put() -> None:
+            number = next(ids)
+            if number <= 2000:
+                size, limit = (60, 13) if number == 100 else (2, 2 + number % 3)
+                text = WaitingText([5] * size, limit, told=partial(told, number))
+                living[number] = text
+                batches.put([text])
+
+        def told(number: int) -> None:
+            nonlocal most_living
+            if living[number].is_answered:
+                most_living = max(most_living, len(living))
+                sizes.append(len(batches.at_work))
+                put()
+            if number == 2000:
+                batches.close()
+
+        class Counted(decoding.Memory):
+            def __init__(self, *args):
+                super().__init__(*args)
+                memories.append(self)  # of each batch
+
+        for _ in range(20):
+            put()
+        with mock.patch.object(decoding, "Memory", Counted):
+            batches.run()
+        self.assertLen(sizes, 2000)
+        self.assertLessEqual(most_living, 20 + 2 * 8)
+        self.assertEmpty(batches.at_work)
+        self.assertEqual((min(sizes[8:1900]), max(sizes[1000:])), (1, 7))
+        (memory,) = memories
+        self.assertLessEqual(memory.keys.shape[3], 64)
 
     def test_the_figures_of_the_page_are_those_measured(self):
         page, rows = (ROOT / "docs/use.md").read_text(encoding="utf-8"), {}
