@@ -14,6 +14,7 @@ import openai
 from absl.testing import parameterized
 from head_folders import ARE_THERE, COLUMNS, NOT_THERE, answers_to_file, head_folder, texts_of
 from helpers import run_main
+from test_server import crowd
 from test_server import served as server_of
 
 import evaluate_t5
@@ -31,6 +32,11 @@ class EncodersTest(parameterized.TestCase):
         cls.place = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         head_folder("embedding", cls.place, source_prefix="find: ")
         cls.texts = texts_of(cls.place)
+
+    def alike(self, found: list[dict], expected: list[dict]) -> None:
+        for one, other in zip(found, expected, strict=True):
+            self.assertEqual(names_of(one), names_of(other))
+            np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5)
 
     def test_embeddings_are_those_of_sentence_transformers(self):
         """By OpenAI's client, from several threads, alone and in a list, in both formats; a query with its prompt."""
@@ -151,16 +157,11 @@ class EncodersTest(parameterized.TestCase):
                 self.assertStartsWith(answer["id"], "classify-")
                 return answer["data"]
 
-            def alike(found: list[dict], expected: list[dict]) -> None:
-                for one, other in zip(found, expected, strict=True):
-                    self.assertEqual(names_of(one), names_of(other))
-                    np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5)
-
-            alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
-            alike(classify(self.texts), wanted)
-            alike(classify({column: self.texts[0]}), wanted[:1])
+            self.alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
+            self.alike(classify(self.texts), wanted)
+            self.alike(classify({column: self.texts[0]}), wanted[:1])
             if reads_words:
-                alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
+                self.alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
             (about,) = it.ask("/v1/models")[1]["data"]
             labels = {"class": ["False", "True"], "number": None, "entities": ["O", "B-A", "I-A"]}.get(kind, ["C", "V"])
             self.assertEqual((about["inputs"], about["labels"]), ([column], labels))
@@ -174,6 +175,13 @@ class EncodersTest(parameterized.TestCase):
                 status, answer = it.ask("/v1/classify", {"input": given})
                 self.assertEqual(status, 400)
                 self.assertRegex(answer["error"]["message"], message)
+
+    @parameterized.parameters(("embedding", "/v1/embeddings"), ("tokens", "/v1/classify"))
+    def test_requests_of_all_kinds_at_once(self, kind, path):
+        refused = [(400, {"input": []}), (400, {"input": "a", "n": 2}), (400, b"{")]
+        bodies = [{"input": given} for given in (*self.texts[:6], self.texts[:9])]
+        with served("--model_name_or_path", head_folder(kind, self.place)) as it:
+            crowd(self, it, path, bodies, refused, lambda found, alone: self.alike(found["data"], alone["data"]))
 
     def test_tags_have_the_places_of_their_words(self):
         with served("--model_name_or_path", head_folder("tokens", self.place)) as it:
