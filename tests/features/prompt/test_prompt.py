@@ -117,9 +117,8 @@ class PromptTest(TestCase):
         (tuned / "task.json").write_text(json.dumps(dict(benchmark="glue", dataset_name="cola,rte")))
         line = " ".join(["bada"] * 600)
         _, _, error = self.run_script(f"{line}\n", model=tuned)
-        self.assertEqual(
-            error.splitlines()[-1], f"the model reads: {self.tokenizer.decode(self.tokenizer(line).input_ids)}"
-        )
+        read = self.tokenizer.decode(self.tokenizer(line).input_ids)
+        self.assertEqual(error.splitlines()[-1], f"the model reads: {read}")
 
     def test_a_terminal_is_asked(self):
         stdin = io.StringIO("bada\n")
@@ -130,21 +129,19 @@ class PromptTest(TestCase):
         self.assertRegex(printed.getvalue(), "^> .*\n> $")
 
     @parameterized.parameters(
-        (["--num_beams", "0"], "--num_beams 0: must be at least 1"),
-        (["--max_new_tokens", "0"], "--max_new_tokens 0: must be at least 1"),
-        (["--interactiv"], "--interactiv: no such flag; did you mean --interactive"),
-        (["--input_file", "x"], "--input_file x: is for the inputs of a file, which --interactive replaces"),
-        (["--source_prefix", "x"], "--source_prefix x: has no effect with --interactive"),
-        (["--num_return_sequences", "2"], "--num_return_sequences 2: has no effect with --interactive"),
+        (["--num_beams", "0"], "--num_beams 0: .* 1"),
+        (["--max_new_tokens", "0"], "--max_new_tokens 0: .* 1"),
+        (["--interactiv"], "--interactiv: .* --interactive"),
+        (["--input_file", "x"], "--input_file x: .* --interactive"),
+        (["--source_prefix", "x"], "--source_prefix x: .* --interactive"),
+        (["--num_return_sequences", "2"], "--num_return_sequences 2: .* --interactive"),
         (["--web"], "--interactive.*: excludes --web"),
     )
-    def test_refused(self, flags, message):
-        self.assertRegex(self.run_script("", *flags, code=2)[-1], message)
+    def test_refused(self, flags, named):
+        self.assertRegex(self.run_script("", *flags, code=2)[-1], named)
 
     def test_a_folder_without_a_model_is_refused(self):
-        self.assertRegex(
-            self.run_script("", model=self.folder, code=2)[-1], "--model_name_or_path .*: no tokenizer there"
-        )
+        self.assertRegex(self.run_script("", model=self.folder, code=2)[-1], "--model_name_or_path .*tokenizer")
 
 
 class GapsTest(parameterized.TestCase):
