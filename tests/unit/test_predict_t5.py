@@ -36,6 +36,17 @@ from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
+NAMES = {"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}
+NOW = "Now complete the following example - Input:"
+SAID = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]
+COLUMNS = dict(source_column=["q", "c"], target_column=["a"])
+PAGES = {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]}
+QUESTIONS = ["q: 1 c: x", "q: 2 c: x"]
+USER, SYSTEM = dict(role="user", content="Which?"), dict(role="system", content="Be brief.")
+PROMPTS = [("Which?", "Which?"), ([USER], "Which?"), ([SYSTEM, USER], "system: Be brief.\nuser: Which?")]
+OWN = dict(benchmark="own", dataset_name="pairs")
+OWN_TEXT = OWN | dict(source_column=["text"], target_column=["a"])
+GRAPH = "translate Graph to English"
 BACKENDS = [name for name in predict_t5.BACKENDS if name != "gguf"]  # which has no beams: test_gguf.py
 FOUR = ["--num_return_sequences", "4"]
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
@@ -449,22 +460,20 @@ class TaskTest(TestCase):
         entry, _ = predict_t5.recorded_task(str(self.model), "super_glue/rte")
         self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
 
+    def own_pairs(self, columns: list[str] | None = None, tsv_header: bool | None = None, **record) -> InputReader:
+        """The reader of a model that was trained on own pairs."""
+        self.with_record(benchmark="own", dataset_name="pairs", **record)
+        return InputReader(predict_t5.recorded_task(str(self.model), None)[0], columns, tsv_header)
+
     def test_own_pairs(self):
-        self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
-            source_column=["prompt"],
-            target_column=["completion"],
-            source_prefix="say: ",
-            max_target_length=4,
-        )
-        path = self.write("in.jsonl", json.dumps({"prompt": "old fox"}) + "\n")
-        _, (row,), printed = self.predict(path)
-        self.assertEqual(row["prediction"], plain_answers(["say: old fox"])[0])
-        self.assertEqual(
-            self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
-            {"source": "old fox", "prediction": row["prediction"]},
-        )
+        """A record that has the sources alone is answered, and keeps its columns; or a line of text."""
+        columns = dict(source_column=["prompt"], target_column=["completion"])
+        self.own_pairs(**columns, source_prefix="say: ", max_target_length=4)
+        path = self.write("in.jsonl", json.dumps({"prompt": "old fox", "id": 7}) + "\n")
+        answer = plain_answers(["say: old fox"])[0]
+        self.assertEqual(self.predict(path)[1], [{"prompt": "old fox", "id": 7, "prediction": answer}])
+        again = self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")
+        self.assertEqual(again[1], [{"source": "old fox", "prediction": answer}])
 
     @parameterized.parameters(
         (dict(target_type="class", labels=["no", "old fox number old fox number"]), None),
@@ -481,37 +490,14 @@ class TaskTest(TestCase):
         self.assertRegex(printed, f"max_new_tokens {tokens}\n")
 
     @parameterized.parameters(
-        (
-            dict(record_shape="alpaca"),
-            [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
-            ["Greet.", "Say.\nit"],
-        ),
+        (dict(record_shape="alpaca"), [{"instruction": "A."}, {"instruction": "B.", "input": "it"}], ["A.", "B.\nit"]),
         (
             dict(record_shape="natural_instructions_0"),
-            [
-                {
-                    "Definition": ["Name it."],
-                    "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}],
-                }
-            ],
-            [
-                f"Definition: Name it. Now complete the following example - Input: {it}. Output:"
-                for it in ("snow", "ink")
-            ],
+            [NAMES],
+            [f"Definition: Name it. {NOW} {it}. Output:" for it in ("snow", "ink")],
         ),
-        (
-            dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
-            [
-                {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
-                {"q": "4", "c": "z"},
-            ],
-            ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"],
-        ),
-        (
-            dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
-            [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}],
-            ["q: 1 c: x", "q: 2 c: x"],
-        ),
+        (dict(COLUMNS, records="data.qas"), [PAGES, {"q": "4", "c": "z"}], [*QUESTIONS, "q: 3 c: y", "q: 4 c: z"]),
+        (dict(COLUMNS, records="page.qas"), [{"page": PAGES["data"][0]}], QUESTIONS),
         (
             dict(source_column=["q"], target_column=["a"], records="*"),
             [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
@@ -520,96 +506,51 @@ class TaskTest(TestCase):
     )
     def test_inputs_in_the_shapes_of_the_training_rows(self, flags, records, texts):
         """Without the outputs, which are asked for; rows within records, or by themselves."""
-        self.with_record(benchmark="own", dataset_name="pairs", train_file=["x.json"], **flags)
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
+        reader = self.own_pairs(train_file=["x.json"], **flags)
         path = self.write("in.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         items = list(reader.read(path))
         self.assertEqual([text for item in items for text in item.texts], texts)
         self.assertLen(items, len(texts))
 
-    @parameterized.product(
-        shape=("preference", "unpaired", "prompt_completion"),
-        prompt=(
-            ("Which?", "Which?"),
-            ([dict(role="user", content="Which?")], "Which?"),
-            (
-                [dict(role="system", content="Be brief."), dict(role="user", content="Which?")],
-                "system: Be brief.\nuser: Which?",
-            ),
-        ),
-    )
-    def test_prompts_alone(self, shape, prompt):
-        self.check_shape(shape, {"prompt": prompt[0]}, prompt[1])
-
     @parameterized.parameters(
+        *(("preference", {"prompt": prompt}, text) for prompt, text in PROMPTS),
+        *(("unpaired", {"prompt": prompt}, text) for prompt, text in PROMPTS),
+        *(("prompt_completion", {"prompt": prompt}, text) for prompt, text in PROMPTS),
         ("messages", dict(messages=[dict(role="user", content="Which?")]), "Which?"),
-        (
-            "messages",
-            dict(messages=[dict(role="user", content="Which?"), dict(role="assistant", content="This.")]),
-            "Which?",
-        ),
-        (
-            "conversations",
-            dict(conversations=[{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]),
-            "system: Be brief.\nuser: Which?",
-        ),
+        ("messages", dict(messages=[dict(role=role, content="Which?") for role in ("user", "assistant")]), "Which?"),
+        ("conversations", dict(conversations=SAID), PROMPTS[-1][1]),
         ("pretokenized", dict(inputs_pretokenized="Which?"), "Which?"),
         ("inputs_targets", dict(inputs="Which?"), "Which?"),
         ("alpaca", dict(instruction="Which?"), "Which?"),
         (
             "natural_instructions_2",
             NATURAL,
-            "Definition: A. Now complete the following example - Input: Which? Output:",
+            f"Definition: A. {NOW} Which? Output:",
         ),
     )
-    def test_sources_alone(self, shape, record, text):
-        self.check_shape(shape, record, text)
-
-    def check_shape(self, shape: str, record: dict, text: str) -> None:
-        """A record that has the sources alone is answered, and the page asks for one text."""
+    def test_a_record_that_has_the_sources_alone(self, shape, record, text):
+        """The page asks for one text."""
         kinds = {"preference": dict(preference="dpo"), "unpaired": dict(preference="kto")}
-        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
-        self.with_record(**own, **kinds.get(shape, {}))
+        reader = self.own_pairs(train_file=["x.json"], record_shape=shape, **kinds.get(shape, {}))
         path = self.write("in.jsonl", json.dumps(record) + "\n")
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         self.assertEqual([item.texts for item in reader.read(path)], [[text]])
         self.assertEqual(reader.made({}, dict.fromkeys(reader.inputs, text)).texts, [text])
-        _, (row,), _ = self.predict(path)
-        self.assertEqual(row["prediction"], plain_answers([text])[0])
-        self.assertContainsSubset({} if record is NATURAL else record, row)  # its columns are kept
 
     @parameterized.parameters(*(shape for shape in SHAPES if not shape.startswith("natural")))
     def test_a_row_without_the_sources_says_what_is_read(self, shape):
-        own = dict(benchmark="own", dataset_name="pairs", train_file=["x.json"], record_shape=shape)
-        self.with_record(**own)
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
-        path = self.write("in.jsonl", '{"other": "x"}\n')
-        with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*name yours with --source_column"):
-            list(reader.read(path))
+        reader = self.own_pairs(train_file=["x.json"], record_shape=shape)
+        with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*--source_column"):
+            list(reader.read(self.write("in.jsonl", '{"other": "x"}\n')))
 
     @parameterized.parameters(
-        (
-            "question_answering",
-            "squad",
-            {"question": "Who?", "context": "Ann (7)."},
-            "question: Who ? context: Ann ( 7 ) .",
-        ),
-        (
-            "super_glue",
-            "wsc",
-            {"text": "Tom said he may go.", "span2_index": 2, "span2_text": "he"},
-            "wsc: Tom said *he* may go.",
-        ),
-        (
-            "generation",
-            "web_nlg",
-            {"input": ["A | is | B", "B | has | C"]},
-            "translate Graph to English: A | is | B && B | has | C",
-        ),
-        ("generation", "wiki_split", {"complex": "It rains and we stay ."}, "split: It rains and we stay ."),
+        ("question_answering/squad", dict(question="Who?", context="A (7)."), "question: Who ? context: A ( 7 ) ."),
+        ("super_glue/wsc", dict(text="Tom said he may.", span2_index=2, span2_text="he"), "wsc: Tom said *he* may."),
+        ("generation/web_nlg", dict(input=["A | is | B", "B | has | C"]), f"{GRAPH}: A | is | B && B | has | C"),
+        ("generation/wiki_split", dict(complex="It rains and we stay ."), "split: It rains and we stay ."),
     )
-    def test_named_tasks_are_read_as_in_training(self, benchmark, name, row, text):
+    def test_named_tasks_are_read_as_in_training(self, task, row, text):
         """Their preprocess makes a row's text also where all columns are there, and without the answers."""
+        benchmark, name = task.split("/")
         self.with_record(benchmark=benchmark, dataset_name=name)
         reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
@@ -631,23 +572,18 @@ class TaskTest(TestCase):
     )
     def test_json_may_be_the_text_that_a_model_of_parallel_files_reads(self, name, row, columns, is_text):
         files = dict(source_file=["a.txt"], target_file=["b.txt"], validation_split_percentage=5)
-        self.with_record(benchmark="own", dataset_name="pairs", **files)
-        path, line = self.write(name, ""), json.dumps(row)
-        path.write_text(f"{line}\n{line}\n")
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0], columns)
+        reader = self.own_pairs(columns, **files)
+        path, line = self.write(name, f"{json.dumps(row)}\n" * 2), json.dumps(row)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             if is_text:
                 self.assertEqual([item.texts for item in reader.read(path)], [[line]] * 2)
-                self.assertIn(
-                    f"{path}: each line is an input, since these JSON objects have no column", printed.getvalue()
-                )
+                self.assertStartsWith(printed.getvalue(), f"{path}: each line is an input")
             elif "source" in row:
-                self.assertEqual(
-                    [item.texts for item in reader.read(path)], [[row["source"]] * bool(row["source"])] * 2
-                )
+                texts = [row["source"]] if row["source"] else []
+                self.assertEqual([item.texts for item in reader.read(path)], [texts] * 2)
             else:
                 with self.assertRaisesRegex(UserError, f"{name}, row 1.*no column"):
-                    print([item.texts for item in reader.read(path)])
+                    list(reader.read(path))
 
     @parameterized.parameters(
         (False, None, ["1", "x", "y"]),
@@ -657,31 +593,14 @@ class TaskTest(TestCase):
         (None, None, ["x", "y"]),  # an older task.json: a header that has the name wins
     )
     def test_a_number_is_read_as_in_training(self, header, columns, texts):
-        flags = {} if header is None else dict(tsv_header=header)
-        self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
-            train_file=["x.tsv"],
-            source_column=["1"],
-            target_column=["0"],
-            **flags,
-        )
-        entry, record = predict_t5.recorded_task(str(self.model), None)
-        reader = InputReader(entry, columns, record.get("tsv_header"))
+        pairs = dict(train_file=["x.tsv"], source_column=["1"], target_column=["0"])
+        reader = self.own_pairs(columns, header, **pairs)
         path = self.write("in.tsv", "good\t1\np\tx\nq\ty\n")
         self.assertEqual([text for item in reader.read(path) for text in item.texts], texts)
 
     def test_an_empty_row_is_told(self):
-        self.with_record(
-            benchmark="own",
-            dataset_name="pairs",
-            train_file=["x.json"],
-            source_column=["q"],
-            target_column=["a"],
-            records="*",
-        )
-        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
-        with self.assertRaisesRegex(ValueError, "row 2: no column q, which the task reads"):
+        reader = self.own_pairs(train_file=["x.json"], source_column=["q"], target_column=["a"], records="*")
+        with self.assertRaisesRegex(ValueError, "row 2: no column q"):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
@@ -699,44 +618,26 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        (
-            dict(),
-            "in.csv",
-            "a,b\n1,2\n",
-            [],
-            "no column text, which the task reads; name yours with --source_column; available: a, b",
-        ),
-        (
-            dict(benchmark="own", dataset_name="pairs", source_column=["text"], target_column=["a"]),
-            "in.jsonl",
-            '{"text": "x"}\n',
-            ["--source_column", "body"],
-            "row 1: no column body, which the task reads; name yours with --source_column; available: text",
-        ),
-        (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: has a column prediction"),
-        (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: the column text is empty"),
-        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: the column text is empty"),
-        (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: the column text holds no text, but a .* type dict"),
-        (dict(), "in.txt", "", [], "--input_file .*in.txt: the file is empty"),
-        (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
-        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
+        (dict(), "in.csv", "a,b\n1,2\n", [], "no column text.* --source_column; .* a, b"),
+        (OWN_TEXT, "in.jsonl", '{"text": "x"}\n', ["--source_column", "body"], "row 1: no column body"),
+        (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: .* prediction"),
+        (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: .* n_best"),
+        (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: .* text is empty"),
+        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: .* text is empty"),
+        (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: .* text .* dict"),
+        (dict(), "in.txt", "", [], "--input_file .*in.txt: .* empty"),
+        (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "sentence1, sent"),
+        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
-        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
-        (
-            dict(benchmark="own", dataset_name="pairs"),
-            "in.txt",
-            "x\n",
-            [],
-            "names no source column: a feature that is not",
-        ),
+        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json .* --benchmark gone: "),
+        (OWN, "in.txt", "x\n", [], "no source column"),
         (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
-        (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: has a column n_best"),
-        (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: must be at most 6"),
-        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "--length_penalty 3.0: is for beams: add --num_beams 4"),
-        (dict(), "in.txt", "x\n", ["--top_k", "3"], "--top_k 3: is for drawn answers: add --do_sample"),
-        (dict(), "in.txt", "x\n", [*FOUR], "sequences 4: a greedy search has one .* --num_beams 4, or --do_sample"),
-        (dict(), "in.txt", "x\n", [*FOUR, "--num_beams", "2"], "sequences 4: must be at most 2, the number of beams"),
-        (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: must be above 0 and at most 1"),
+        (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: .* 6"),
+        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "--length_penalty 3.0: .* --num_beams 4"),
+        (dict(), "in.txt", "x\n", ["--top_k", "3"], "--top_k 3: .* --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR], "sequences 4: .* --num_beams 4, or --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR, "--num_beams", "2"], "sequences 4: .* 2,"),
+        (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: .* 1"),
     )
     def test_mistakes(self, record, name, text, flags, message):
         if record:
@@ -748,16 +649,8 @@ class TaskTest(TestCase):
     def test_answers_do_not_take_the_place_of_their_inputs(self):
         path = self.write("answers.jsonl", '{"text": "x"}\n')
         self.assertRegex(self.predict(path, code=2)[2], "--output_file .*answers.jsonl: is the input file")
+        flags = ["--model_name_or_path", self.model, "--input_file", path, *FLAGS]
         for name in ("a.csv", "a.TSV", "a.jsonl.gz"):
-            flags = [
-                "--model_name_or_path",
-                self.model,
-                "--input_file",
-                path,
-                "--output_file",
-                self.folder / name,
-                *FLAGS,
-            ]
-            error = run_main(predict_t5.main, *flags, code=2)[2]
-            self.assertRegex(error, "--output_file .*: answers are JSON lines, not [.][a-z]+: name it answers.jsonl")
+            error = run_main(predict_t5.main, *flags, "--output_file", self.folder / name, code=2)[2]
+            self.assertRegex(error, f"--output_file .*{name}: .* answers.jsonl")
         self.assertEqual(path.read_text(), '{"text": "x"}\n')
