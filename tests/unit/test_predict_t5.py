@@ -38,6 +38,7 @@ LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
 NAMES = {"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}
 NOW = "Now complete the following example - Input:"
+DEFINED = f"Definition: Name it. {NOW}"
 SAID = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]
 COLUMNS = dict(source_column=["q", "c"], target_column=["a"])
 PAGES = {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]}
@@ -494,7 +495,7 @@ class TaskTest(TestCase):
         (
             dict(record_shape="natural_instructions_0"),
             [NAMES],
-            [f"Definition: Name it. {NOW} {it}. Output:" for it in ("snow", "ink")],
+            [f"{DEFINED} {it}. Output:" for it in ("snow", "ink")],
         ),
         (dict(COLUMNS, records="data.qas"), [PAGES, {"q": "4", "c": "z"}], [*QUESTIONS, "q: 3 c: y", "q: 4 c: z"]),
         (dict(COLUMNS, records="page.qas"), [{"page": PAGES["data"][0]}], QUESTIONS),
