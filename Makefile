@@ -88,7 +88,7 @@ test-launchers: setup
 
 torture: setup
 	$(BIN)/python tests/support/torture.py --kills $(KILLS) --output out/torture.json
-	T5_SERVE_SECONDS=600 $(PYTEST) -n 0 -s tests/features/server -k of_all_kinds
+	T5_SERVE_SECONDS=150 $(PYTEST) -n 0 -s tests/features/server -k of_all_kinds
 	T5_TRANSFORMERS_JS=1 $(PYTEST) -n 0 tests/features/onnx -k transformers_js
 
 findings:

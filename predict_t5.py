@@ -56,11 +56,12 @@ from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
+from foundry.modeling.found_answers import Engine
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
 from foundry.report.preview import UNCUT, Sample, print_preview
-from tasks.answering import TRANSFORMERS, Backend, Engine, Plan, answer_window, summary, tokenise
+from tasks.answering import TRANSFORMERS, Backend, Plan, answer_window, summary, tokenise
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front, check_front, fronts

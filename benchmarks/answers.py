@@ -87,7 +87,7 @@ class Ways:
         self.model = load_model(str(folder)).eval().to(device)
         self.model.generation_config.max_length = None
         self.tokenizer, self.device = load_tokenizer(str(folder)), device
-        self.find = AnswerFinder(self.model, 1)
+        self.finder = AnswerFinder(self.model, 1)
         self.ways: dict[str, Callable[[Written, int, int], Written]] = {"generate": self.generated, "ours": self.found}
         if device.type == "cpu":
             self.ways["ctranslate2"] = self.with_ctranslate2
@@ -110,9 +110,9 @@ class Ways:
 
     def found(self, sources: Written, slots: int, beams: int) -> Written:
         """By this project's loop."""
-        rows, self.find.slots = [Source(ids) for ids in sources], slots
+        rows, self.finder.slots = [Source(ids) for ids in sources], slots
         in_order = sorted(rows, key=lambda row: -len(row.ids))
-        self.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
+        self.finder.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
         return [self._until_end(row.answers[0].tokens) for row in rows]
 
     def with_ctranslate2(self, sources: Written, slots: int, beams: int) -> Written:

@@ -1,22 +1,17 @@
 """Answers inputs with a model: a Plan says how, an Engine generates, and `answer_window` makes the records."""
 
-import copy
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from constants import IGNORE_INDEX
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.gaps import cut_source, source_ids
@@ -24,8 +19,8 @@ from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.decoding import Source
 from foundry.modeling.forms import reads_as_saved
-from foundry.modeling.found_answers import AnswerFinder, log_probabilities
-from foundry.modeling.generation_settings import deciding_settings, described_search
+from foundry.modeling.found_answers import AnswerFinder, Engine
+from foundry.modeling.generation_settings import described_search
 from foundry.modeling.products import use_fast_products
 from foundry.modeling.weights import weights_of
 from foundry.report.lengths import described_lengths
@@ -33,29 +28,7 @@ from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
-from tasks.registry import as_list, source_text, value_of_text
-
-Watch = Callable[[int, int], bool]  # (number of a source, a token of its answer) -> whether the answer ends with it
-
-
-class Engine(NamedTuple):
-    """A loaded model of one --backend, as functions.
-
-    write: tokenised sources, a list of B -> (token ids [B * count, T] without a start token, the best answer to a
-    source first; their log-probabilities, None if count is 1). Its keywords are settings of `generate` in place of the
-    plan's, and `watch`, which a search without beams asks for each token: (number of the source, token) -> whether the
-    answer ends with it. score: (a tokenised source, C texts [C, T] padded with -100, such as `class_label_ids`) ->
-    log-probabilities [C, T] of their tokens, 0 behind the end. All are in nats. settings: the search settings that
-    decide the answers. ends: the tokens with which an answer ends, unless it is cut. find: an `AnswerFinder` with the
-    plan's settings, where there is one; `write` then takes more sources than a batch, calls its keyword `told` whenever
-    it has answered one, and draws answers by the numbers `draws` [B, count, T].
-    """
-
-    write: Callable[..., tuple[np.ndarray, list[float] | None]]
-    score: Callable[[list[int], torch.Tensor], torch.Tensor]
-    settings: dict
-    ends: list[int]
-    find: Callable[..., None] | None = None
+from tasks.registry import source_text, value_of_text
 
 
 @dataclass
@@ -137,56 +110,17 @@ def followed_settings(plan: Plan) -> GenerationConfig:
     return config
 
 
-def padded_answers(ids: list[list[int]]) -> np.ndarray:
-    """Answers of several lengths as [B, T], padded with -100."""
-    return np.array(list(itertools.zip_longest(*ids, fillvalue=IGNORE_INDEX)), dtype=np.int64).T
-
-
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`."""
-    args, tokenizer = plan.args, plan.tokenizer
+    args = plan.args
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
-    fit_vocabulary(model, tokenizer)
+    fit_vocabulary(model, plan.tokenizer)
     as_saved = reads_as_saved(weights_of(plan.features).form())
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
     use_fast_products(model)
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
-    search = {"do_sample": False, "num_return_sequences": 1} | plan.search
-
-    find = mixed(partial(AnswerFinder(model, args.batch_size), **search))
-
-    def write(
-        sources: list[list[int]],
-        watch: Watch | None = None,
-        draws: torch.Tensor | None = None,
-        told: Callable[[], object] | None = None,
-        **changes: Any,
-    ) -> tuple[np.ndarray, list[float] | None]:
-        is_scored = (search | changes)["num_return_sequences"] > 1
-        rows = [Source(ids) for ids in sources]
-        for number, row in enumerate(rows):
-            if watch:
-                row.watch = partial(watch, number)
-            if draws is not None:
-                row.draws = draws[number]
-        find(rows, told, scored=is_scored, **changes)
-        written = list(itertools.chain.from_iterable(row.answers for row in rows))
-        tokens = padded_answers([answer.tokens for answer in written])
-        return tokens, [answer.nats for answer in written] if is_scored else None
-
-    @torch.no_grad()
-    @mixed
-    def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
-        start = torch.full((len(texts), 1), model.config.decoder_start_token_id)
-        written = torch.cat([start, texts.clamp(min=0)], dim=1).to(device)  # behind EOS nothing counts
-        batch = tokenizer.pad({"input_ids": [source]}, return_tensors="pt", pad_to_multiple_of=8).to(device)
-        return log_probabilities(model, batch, written, len(texts))
-
-    followed = copy.deepcopy(model.generation_config)
-    followed.update(**search)
-    ends = as_list(model.generation_config.eos_token_id)
-    return Engine(write, score, deciding_settings(followed), ends, find)
+    return AnswerFinder(model, args.batch_size, mixed, {"do_sample": False, "num_return_sequences": 1} | plan.search)
 
 
 def weight_files(name: str) -> list[Path]:
@@ -218,20 +152,20 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     order = longest_first(list(map(len, ids))).tolist()
     size, ranks = plan.args.batch_size, state.num_processes
     batches = [order[start : start + size] for start in range(0, len(order), size)]
-    if engine.find:
+    if engine.takes_more:
         batches = [order[rank::ranks] for rank in range(min(ranks, len(order)))]
     found = []
     for number in range(state.process_index, len(batches), ranks):
         set_seed(hash((plan.args.seed, first, number)) % 2**32)  # the place alone decides: a resumed run draws the same
         batch = batches[number]
-        more: dict[str, Any] = draws_of([places[text] for text in batch], engine, plan)
-        if engine.find:
-            more["told"] = lambda: progress.update(ranks)
-        tokens, scores = engine.write([ids[text] for text in batch], **more)
-        candidates = candidates_of([texts[text] for text in batch], tokens, scores, engine.ends, plan)
+        sources = [Source(ids[text]) for text in batch]
+        if plan.search.get("do_sample") and engine.settings.get("num_beams", 1) == 1:
+            numbers = uniform_numbers(plan.args.seed, [places[text] for text in batch], plan.count, plan.limit)
+            for source, own in zip(sources, numbers, strict=True):
+                source.draws = own
+        engine.find(sources, lambda: progress.update(ranks), scored=plan.count > 1)
+        candidates = candidates_of([texts[text] for text in batch], sources, engine.ends, plan)
         found += zip(batch, candidates, strict=True)
-        if not engine.find:
-            progress.update(sum(map(len, batches[number : number + ranks])))
     by_text = dict(gather_object(found) if state.num_processes > 1 else found)
     records, done = [], 0
     for item in items:
@@ -244,28 +178,24 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     return records
 
 
-def candidates_of(
-    texts: list[str], tokens: np.ndarray, scores: list[float] | None, ends: list[int], plan: Plan
-) -> list[list[Candidate]]:
-    """What was written for each of the texts, its answer first. tokens, scores: of `Engine.write`."""
-    has_end = np.isin(tokens, ends).any(axis=1).tolist()
-    in_words = decode_texts(plan.entry, plan.tokenizer, tokens)
-    written = list(map(Candidate, in_words, scores or [None] * len(tokens), has_end))
-    candidates = [written[start : start + plan.count] for start in range(0, len(written), plan.count)]
+def candidates_of(texts: list[str], sources: list[Source], ends: list[int], plan: Plan) -> list[list[Candidate]]:
+    """What was written for each of the texts, its answer first. sources: of the texts, answered. ends: the tokens with
+    which an answer ends."""
+    candidates = []
+    for source in sources:
+        in_words = decode_texts(plan.entry, plan.tokenizer, [answer.tokens for answer in source.answers])
+        candidates.append(
+            [
+                Candidate(text, answer.nats if plan.count > 1 else None, not set(ends).isdisjoint(answer.tokens))
+                for text, answer in zip(in_words, source.answers, strict=True)
+            ]
+        )
     if plan.count > 1 and plan.search.get("do_sample"):  # beams are sorted already
         for drawn in candidates:
             drawn.sort(key=lambda one: -one.log_probability)
     if plan.count > 1 and plan.choose:
         return plan.choose(texts, candidates)
     return candidates
-
-
-def draws_of(texts: list[tuple[int, int]], engine: Engine, plan: Plan) -> dict[str, torch.Tensor]:
-    """Keywords of `Engine.write` by which each answer is drawn by random numbers of its own, if answers are drawn one
-    by one. texts: (number of the input, part of it) of each text of a batch."""
-    if not plan.search.get("do_sample") or engine.settings.get("num_beams", 1) > 1:
-        return {}
-    return {"draws": uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)}
 
 
 def tokenise(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:

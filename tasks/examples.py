@@ -265,7 +265,7 @@ def class_label_ids(entry: dict, tokenizer: PreTrainedTokenizerBase) -> torch.Te
                 raise UserError(
                     f"--labels {label}: {token} is a special token of the tokenizer. Take it off the labels."
                 )
-    if len(_labels_as_read_back(entry, tokenizer)) < len(entry["labels"]):
+    if len(labels_as_read_back(entry, tokenizer)) < len(entry["labels"]):
         raise UserError(
             f"--labels {','.join(entry['labels'])}: the tokenizer writes two of them with the same text. Give them "
             "other names, or another --tokenizer_name"
@@ -284,11 +284,11 @@ def decode_texts(entry: dict, tokenizer: PreTrainedTokenizerBase, ids: np.ndarra
     """The texts [N] of token ids [N, T] padded with -100, without white space at their ends; class labels as the entry
     spells them."""
     texts = decoded(tokenizer, ids)
-    names = _labels_as_read_back(entry, tokenizer)
+    names = labels_as_read_back(entry, tokenizer)
     return [names.get(text.strip(), text.rstrip()) for text in texts]
 
 
-def _labels_as_read_back(entry: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
+def labels_as_read_back(entry: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, str]:
     """{what this tokenizer decodes a label to: label}, {} for tasks without classes. A tokenizer without "_" decodes
     "not_entailment" to "notentailment"."""
     if entry["target_type"] != "class":

@@ -9,7 +9,8 @@ from foundry.common.processes import world_size
 from foundry.features import Feature, features_of
 
 if TYPE_CHECKING:
-    from tasks.answering import Engine, Plan
+    from foundry.modeling.found_answers import Engine
+    from tasks.answering import Plan
     from tasks.model_folders import LoadedEncoder
 
 

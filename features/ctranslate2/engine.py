@@ -6,6 +6,8 @@ If the checkpoint is decoded with beams, CTranslate2's beam search is compared t
 import copy
 import itertools
 import json
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import read_json
+from foundry.modeling.decoding import Answer, Source
 from foundry.modeling.families import family_of, shape_of
+from foundry.modeling.found_answers import Engine
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.modeling.loading import load_config
 from foundry.publishing.exports import (
@@ -34,7 +38,7 @@ from foundry.publishing.exports import (
     shown_search,
 )
 from foundry.publishing.file_names import COMPARISON
-from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
+from tasks.answering import Backend, Plan, followed_settings
 from tasks.registry import as_list
 
 # The families that CTranslate2 has.
@@ -97,12 +101,14 @@ def write_ctranslate2(original: Original, folder: Path, quantization: str | None
     from ctranslate2.converters import TransformersConverter
 
     class Converter(TransformersConverter):
-        """CTranslate2's converter, given a copy of the loaded model, since it rounds to int8 in place. If it loaded the
-        model itself, it would scale v1.1's output like v1.0's, because transformers 5 sets `tie_word_embeddings` for
-        both."""
+        """CTranslate2's converter, given a copy of the loaded model, since it rounds to int8 in place. It scales the
+        decoder's output where `tie_word_embeddings` is set, which transformers 5 does for every T5, mT5 and umT5 that
+        it makes: the copy's says whether the family scales."""
 
         def load_model(self, *_, **__):
-            return copy.deepcopy(original.model)
+            model = copy.deepcopy(original.model)
+            model.config.tie_word_embeddings = family_of(model.config).head_scale(model.config) != 1.0
+            return model
 
         def load_tokenizer(self, *_, **__):
             return original.tokenizer
@@ -179,9 +185,12 @@ class CTranslate2Engine:
     def _named(self, texts: list[list[int]]) -> list[list[str]]:
         return [[self.names[number] for number in text] for text in texts]
 
-    def tokens(self, sources: list[list[int]], search: dict, watch: Watch | None = None) -> list[list[int]]:
+    def tokens(
+        self, sources: list[list[int]], search: dict, watch: Callable[[int, int], bool] | None = None
+    ) -> list[list[int]]:
         """Token ids of every hypothesis, the best of each source first, EOS included. search: arguments of
-        translate_batch, with ids in place of tokens. watch: as `Engine.write` has it."""
+        translate_batch, with ids in place of tokens. watch: told each token of a search without beams, (number of the
+        source, token) -> whether the answer ends with it."""
         options = dict(max_decoding_length=NEW_TOKENS, min_decoding_length=0, max_input_length=0) | search
         options |= dict(return_end_token=True, suppress_sequences=self._named(search.get("suppress_sequences", [])))
         size, found = 1 if self.one_at_a_time else max(1, len(sources)), []
@@ -313,32 +322,61 @@ def check_lengths(plan: Plan, limits: dict) -> None:
             )
 
 
-def with_ctranslate2(plan: Plan, _: object) -> Engine:
+class CTranslate2Answers(Engine):
     """The Engine of `--backend ctranslate2`, which searches as transformers does."""
-    config = followed_settings(plan)
-    options_of(config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
-    files_of_engine(plan.args.model_name_or_path)
-    folder, eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
-    limits = read_json(folder / COMPARISON) or limits_of_engine(load_config(str(plan.folder), "--model_name_or_path"))
-    check_lengths(plan, limits)
-    engine = load_engine(folder, "one_at_a_time" in limits, vocabulary_size(plan.tokenizer))
 
-    def write(
-        sources: list[list[int]], watch: Watch | None = None, **changes: Any
-    ) -> tuple[np.ndarray, list[float] | None]:
-        options, scores = options_of(config, changes, plan), None
-        ids, count = engine.tokens(sources, options, watch), options["num_hypotheses"]
-        if count > 1:
-            repeated = [source for source in sources for _ in range(count)]
-            scores = list(map(sum, engine.log_probs(repeated, ids, eos)))
-        return padded_answers(ids), scores
+    def __init__(self, plan: Plan, _: object):
+        self.plan, self.config = plan, followed_settings(plan)
+        options_of(self.config, {}, plan)  # a setting that CTranslate2 lacks is refused before the first answer
+        files_of_engine(plan.args.model_name_or_path)
+        folder, self.eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
+        limits = read_json(folder / COMPARISON)
+        limits = limits or limits_of_engine(load_config(str(plan.folder), "--model_name_or_path"))
+        check_lengths(plan, limits)
+        self.loaded = load_engine(folder, "one_at_a_time" in limits, vocabulary_size(plan.tokenizer))
+        self.settings, self.ends = deciding_settings(self.config), as_list(self.config.eos_token_id or self.eos)
 
-    def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
-        found = engine.log_probs([source] * len(texts), [text[text.ne(IGNORE_INDEX)].tolist() for text in texts], eos)
+    def find(
+        self,
+        sources: Sequence[Source],
+        told: Callable[[], object] | None = None,
+        more: object = None,  # noqa: ARG002
+        scored: bool = False,
+        **settings: Any,
+    ) -> None:
+        """See `Engine`."""
+        options, ids = options_of(self.config, settings, self.plan), [source.ids for source in sources]
+        count, watch = options["num_hypotheses"], None
+        if any(source.watch for source in sources):
+            watch = partial(_write, sources)
+            for source in sources:
+                source.answers = [Answer()]
+        found = self.loaded.tokens(ids, options, watch)
+        nats = [0.0] * len(found)
+        if scored:
+            nats = list(map(sum, self.loaded.log_probs([one for one in ids for _ in range(count)], found, self.eos)))
+        for number, source in enumerate(sources):
+            if watch is None:
+                own = slice(number * count, (number + 1) * count)
+                source.answers = list(map(Answer, found[own], nats[own]))
+            if told:
+                told()
+
+    def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:
+        """See `Engine`."""
+        given = [text[text.ne(IGNORE_INDEX)].tolist() for text in texts]
+        found = self.loaded.log_probs([source] * len(texts), given, self.eos)
         return torch.tensor(list(itertools.zip_longest(*found, fillvalue=0.0)), dtype=torch.float64).T
 
-    return Engine(write, score, deciding_settings(config), as_list(config.eos_token_id or eos))
+
+def _write(sources: Sequence[Source], number: int, token: int) -> bool:
+    """Adds a token to the answer to a source; returns whether the answer ends with it."""
+    source = sources[number]
+    if source.watch is None:  # who watched it has its answer
+        return True
+    source.answers[0].tokens.append(token)
+    return source.watch(token)
 
 
 FORMAT = Format(export_ctranslate2, refuse_ctranslate2, ("model.bin", "config.json", TOKENS))
-BACKEND = Backend(with_ctranslate2, files_of_engine)
+BACKEND = Backend(CTranslate2Answers, files_of_engine)

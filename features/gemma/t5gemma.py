@@ -84,7 +84,7 @@ _LACKS = {
     "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
     "your own config.json",
 }
-_HAS = dict(body="model", gap="<unused{}>")
+_HAS = dict(head_scaled_by=None, body="model", gap="<unused{}>")
 T5GEMMA = T5Gemma(
     "T5Gemma",
     _LACKS | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},

@@ -7,10 +7,9 @@ import copy
 import ctypes
 import importlib.util
 import itertools
-from collections.abc import Callable, Collection, Iterator
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,6 +19,8 @@ from constants import IGNORE_INDEX
 from features.gguf.writing import FILE, refuse_gguf, write_gguf
 from foundry.common.errors import UserError
 from foundry.corpora.sentencepiece_models import probe_texts
+from foundry.modeling.decoding import Answer, Source
+from foundry.modeling.found_answers import Engine
 from foundry.modeling.generation_settings import deciding_settings
 from foundry.publishing.exports import (
     LONGEST_SOURCE,
@@ -33,7 +34,7 @@ from foundry.publishing.exports import (
     described_within,
     encoder_outputs,
 )
-from tasks.answering import Backend, Engine, Plan, Watch, followed_settings, padded_answers
+from tasks.answering import Backend, Plan, followed_settings
 
 # Largest difference of a token's log-probability from PyTorch's, in nats. llama.cpp looks up the activation in a table
 # of 16 bits, and q8_0 rounds every matrix. For the encoder: of any number in its output.
@@ -154,9 +155,16 @@ def compare_states(kind: str, original: Original, engine: LlamaEngine) -> tuple[
     return result, f"{described_within(result)} of PyTorch's"
 
 
-def until(tokens: Iterator[int], ends: Collection[int], limit: int, watch: Callable[[int], bool] | None = None) -> list:
-    """The tokens of an answer: up to one of `ends` or to one at which `watch` says so, at most `limit`."""
-    answer: list[int] = []
+def until(
+    tokens: Iterator[int],
+    ends: Collection[int],
+    limit: int,
+    watch: Callable[[int], bool] | None = None,
+    answer: list[int] | None = None,
+) -> list[int]:
+    """The tokens of an answer: up to one of `ends` or to one at which `watch` says so, at most `limit`. answer: the
+    list that they are written into."""
+    answer = [] if answer is None else answer
     while len(answer) < limit:
         answer.append(next(tokens))
         stops = watch is not None and watch(answer[-1])  # told of every token, the last one too
@@ -202,33 +210,45 @@ def check_greedy(config: GenerationConfig) -> None:
         )
 
 
-def with_llama_cpp(plan: Plan, _: object) -> Engine:
+class GreedyAnswers(Engine):
     """The Engine of `--backend gguf`, which answers greedily, one source after the other."""
-    config, eos = followed_settings(plan), plan.tokenizer.eos_token_id
-    check_greedy(config)
-    labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.get("labels", []))
-    longest = max(plan.entry["max_source_length"], plan.limit, *labels)
-    engine = LlamaEngine(model_file(plan.args.model_name_or_path), longest + 1)
 
-    def write(sources: list[list[int]], watch: Watch | None = None, **changes: Any) -> tuple[np.ndarray, None]:
-        wanted = copy.deepcopy(config)
-        wanted.update(**changes)
+    settings: ClassVar[dict] = {}  # none decides anything: all that do were refused
+
+    def __init__(self, plan: Plan, _: object):
+        self.plan, self.config, eos = plan, followed_settings(plan), plan.tokenizer.eos_token_id
+        check_greedy(self.config)
+        labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.get("labels", []))
+        self.longest, self.ends = max(plan.entry["max_source_length"], plan.limit, *labels), [eos]
+        self.loaded = LlamaEngine(model_file(plan.args.model_name_or_path), self.longest + 1)
+
+    def find(
+        self,
+        sources: Sequence[Source],
+        told: Callable[[], object] | None = None,
+        more: object = None,  # noqa: ARG002
+        scored: bool = False,  # noqa: ARG002
+        **settings: Any,
+    ) -> None:
+        """See `Engine`; it scores no answers."""
+        wanted = copy.deepcopy(self.config)
+        wanted.update(**settings)
         check_greedy(wanted)
-        limit, ids = min(wanted.max_new_tokens or plan.limit, longest), []
-        for number, source in enumerate(sources):
-            ends = partial(watch, number) if watch else None
-            ids.append(until(engine.greedy(source), {eos}, limit, ends))
-        return padded_answers(ids), None
+        limit = min(wanted.max_new_tokens or self.plan.limit, self.longest)
+        for source in sources:
+            source.answers = [Answer()]
+            until(self.loaded.greedy(source.ids), self.ends, limit, source.watch, source.answers[0].tokens)
+            if told:
+                told()
 
-    def score(source: list[int], texts: torch.Tensor) -> torch.Tensor:
+    def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:
+        """See `Engine`."""
         scores = torch.zeros(texts.shape)
         for row, text in enumerate(texts):
             ids = text[text.ne(IGNORE_INDEX)].tolist()
-            scores[row, : len(ids)] = torch.from_numpy(engine.log_probs(source, ids)[np.arange(len(ids)), ids])
+            scores[row, : len(ids)] = torch.from_numpy(self.loaded.log_probs(source, ids)[np.arange(len(ids)), ids])
         return scores
-
-    return Engine(write, score, {}, [eos])  # no setting decides anything: all that do were refused
 
 
 FORMAT = Format(export_gguf, refuse_gguf, (FILE,))
-BACKEND = Backend(with_llama_cpp, lambda name: [model_file(name)])
+BACKEND = Backend(GreedyAnswers, lambda name: [model_file(name)])

@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
-from foundry.modeling.families import output_head
+from foundry.modeling.families import family_of, output_head
 from foundry.publishing.exports import Original, refuse_part
 
 # What llama.cpp has built in: the families, and the distance from which relative positions share a bucket.
@@ -89,8 +89,7 @@ def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.n
     found: dict[str, torch.Tensor] = {"token_embd.weight": embedding}
     if architecture == gguf.MODEL_ARCH.T5:
         head = output_head(model).weight
-        is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-        scale = config.d_model**-0.5 if is_scaled else 1.0
+        scale = family_of(config).head_scale(config)
         if scale != 1.0 or head is not embedding:
             found["output.weight"] = head.float() * scale
     stacks = ("encoder",) if architecture == gguf.MODEL_ARCH.T5ENCODER else ("encoder", "decoder")

@@ -10,7 +10,9 @@ from data_collator_t5 import find_sentinel_ids
 from foundry.common.processes import say
 from foundry.corpora.gaps import GAP, source_ids
 from foundry.corpora.tokenizers import decoded
-from tasks.answering import Engine, Plan
+from foundry.modeling.decoding import Source
+from foundry.modeling.found_answers import Engine
+from tasks.answering import Plan
 
 
 def spans(ids: Iterable[int], sentinel_ids: list[int], eos_id: int) -> dict[int, list[int]]:
@@ -49,7 +51,9 @@ def answers_to(
         (ids,) = source_ids(tokenizer, [line], None if has_gaps else most_tokens)  # as in fine-tuning
         if show:
             show(tokenizer.decode(ids))
-        (written,) = engine.write([ids])[0]
+        source = Source(ids)
+        engine.find([source])
+        written = source.answers[0].tokens
         if not has_gaps:
             yield decoded(tokenizer, [written])[0].strip()
             continue

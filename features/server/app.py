@@ -29,22 +29,23 @@ from starlette.middleware.cors import CORSMiddleware
 
 from features.server import KEY, Server
 from features.server.completions import (
-    Asked,
     Completion,
     CompletionReader,
     Growing,
+    Prompt,
     bad,
     envelope,
     numbered_choices,
+    usage_of,
 )
-from features.server.counters import Counters
-from features.server.waiting_texts import ENDS, Row, TextBatches
+from features.server.waiting_texts import ENDS, Counters, TextBatches, WaitingText
 from foundry.common.errors import UserError
 from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary
+from foundry.modeling.found_answers import Engine
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_generate, rows_to_score
-from tasks.answering import Engine, Plan, summary
+from tasks.answering import Plan, summary
 
 READS = ["GET", "HEAD"]  # many balancers and monitors ask by HEAD whether a server lives
 HERE = {"localhost", "127.0.0.1", "[::1]"}
@@ -86,23 +87,23 @@ class Service:
 
         return changed, told
 
-    def put(self, request: Request, rows: list[Row], field: str) -> None:
+    def put(self, request: Request, texts: list[WaitingText], field: str) -> None:
         """Lets the texts of a request's field wait, while its client does. HTTPException if they cannot."""
-        self.check_count(len(rows), field)
-        self.batches.put(rows)
-        self.watch(request, lambda: self.batches.leave(rows))
+        self.check_count(len(texts), field)
+        self.batches.put(texts)
+        self.watch(request, lambda: self.batches.leave(texts))
 
     def check_count(self, texts: int, field: str) -> None:
         """HTTPException if a request's field makes more texts than may wait."""
         if texts > self.feature.max_queue:
             raise bad(f"{field}: makes {texts:,} texts, and at most {self.feature.max_queue:,} can wait")
 
-    async def finished(self, rows: list[Row], changed: asyncio.Event) -> None:
-        """Waits for the answers to the rows. HTTPException if one failed."""
-        while not all(row.done for row in rows):
+    async def finished(self, texts: list[WaitingText], changed: asyncio.Event) -> None:
+        """Waits for the answers to the texts. HTTPException if one failed."""
+        while not all(text.is_answered for text in texts):
             await changed.wait()
             changed.clear()
-        if {answer.reason for row in rows for answer in row.answers} & {"failed", "gone"}:
+        if any(text.failure for text in texts):
             raise HTTPException(500, FAILED)  # a client that is gone reads no response
 
     def watch(self, request: Request, leave: Callable[[], None]) -> None:
@@ -148,41 +149,39 @@ class Completions(Service):
         prompts = []
         for place, one in enumerate(given):  # one by one: other requests' texts are tokenised in between
             prompts.append(await self.call(self.reader.prompt, body, one, place, seed, told))
-        rows = [row for prompt in prompts for row in prompt.rows]
-        self.put(request, rows, "prompt")
+        texts = [text for prompt in prompts for text in prompt.texts]
+        self.put(request, texts, "prompt")
         if body.stream:
             parts = self.stream(body, prompts, changed)
             return StreamingResponse(parts, media_type="text/event-stream")
-        await self.finished(rows, changed)
+        await self.finished(texts, changed)
         choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered_choices(prompts, body.n)]
         head = envelope(self.name, self.reader.warning(body))
         return JSONResponse(head | {"choices": choices, "usage": self.counted(prompts)})
 
-    async def stream(self, body: Completion, prompts: list[Asked], changed: asyncio.Event) -> AsyncIterator[str]:
+    async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
         head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
-        growing = [Growing(reader.own.tokenizer) for _ in numbered_choices(prompts, body.n)]
+        growing = [Growing(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
         sent = [""] * len(growing)
-        grows = reader.writes_text and not reader.in_pieces
+        grows = reader.writes_text and not reader.in_pieces and (reader.beams == 1 or body.temperature)
         while len(over) < len(growing):
             changed.clear()
-            for index, prompt, answers in numbered_choices(prompts, body.n):
-                grows_here = grows and len(answers) == 1 and prompt.rows[0].beams == 1
-                is_over = all(row.done for row in prompt.rows) or grows_here and answers[0].reason is not None
-                if index in over or not (is_over or grows_here):
+            for index, prompt, found in numbered_choices(prompts, body.n):
+                if index in over or not (found.is_over or grows):
                     continue
-                if any(answer.reason == "failed" for answer in answers):
+                if found.failure == "failed":
                     yield event({"error": shape(500, FAILED)})
                     return
                 part = {"index": index, "logprobs": None, "finish_reason": None}
-                if is_over:
+                if found.is_over:
                     over.add(index)
-                    part = await self.call(reader.choice, index, prompt, answers, body.stop)
+                    part = await self.call(reader.choice, index, prompt, found, body.stop)
                     text = part["text"]
                 else:
-                    text = await self.call(reader.so_far, growing[index], answers[0], body.stop)
-                if is_over or len(text) > len(sent[index]):
+                    text = await self.call(reader.so_far, growing[index], found.tokens[0], body.stop)
+                if found.is_over or len(text) > len(sent[index]):
                     yield event(head | {"choices": [part | {"text": text[len(sent[index]) :]}]})
                     sent[index] = text
             if len(over) < len(growing):
@@ -192,8 +191,8 @@ class Completions(Service):
             yield event(head | {"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
-    def counted(self, prompts: list[Asked]) -> dict:
-        usage = self.reader.usage(prompts)
+    def counted(self, prompts: list[Prompt]) -> dict:
+        usage = usage_of(prompts)
         self.counters.tokens.update(read=usage["prompt_tokens"], written=usage["completion_tokens"])
         return usage
 

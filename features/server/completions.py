@@ -8,20 +8,23 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TopPLogitsWarper
 
 from features.server import Server
-from features.server.waiting_texts import Row, Written
+from features.server.waiting_texts import WaitingText
+from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import decoded
+from foundry.modeling.found_answers import Engine
 from foundry.report.preview import UNCUT
 from foundry.training.drawn_answers import uniform_numbers
-from tasks.answering import Engine, Plan, tokenise
-from tasks.examples import class_label_ids, decode_texts
+from tasks.answering import Plan
+from tasks.examples import class_label_ids, labels_as_read_back
 from tasks.predictions import Input
 from tasks.rows import is_text_corpus
 
@@ -161,17 +164,38 @@ class Completion(Fields):
     logit_bias: dict[str, Literal[0]] | None = None
 
 
-class Asked:
-    """One prompt: its Input, the token ids of its texts, how many tokens they had where they were cut, its rows."""
+class Choice(NamedTuple):
+    """What is written of one answer to a prompt. tokens: of each of the prompt's texts. log_probs: of the tokens, where
+    they were asked for. failure: why there is no answer."""
 
-    def __init__(self, item: Input, sources: list[list[int]], uncut: int | None):
-        self.item, self.sources, self.uncut = item, sources, uncut
-        self.rows: list[Row] = []
+    tokens: list[list[int]]
+    log_probs: list[float] | None
+    is_over: bool
+    failure: str | None
 
-    def choices(self, n: int) -> list[list[Written]]:
-        """The answers to each of its texts, n times."""
-        answers = [answer for row in self.rows for answer in row.answers]
-        return [[answer] for answer in answers] if len(self.sources) == 1 else [answers] * n
+
+@dataclass
+class Prompt:
+    """One prompt of a request, and its answers. item: its Input. sources: the token ids of its texts. uncut: how many
+    the longest had, where they were cut. texts: those that wait for answers; one for each answer that is drawn."""
+
+    item: Input
+    sources: list[list[int]]
+    uncut: int | None
+    texts: list[WaitingText] = field(default_factory=list)
+
+    def choices(self, n: int) -> list[Choice]:
+        """The answers so far, n of them."""
+        if len(self.sources) == 1:
+            return [
+                Choice([answer.tokens], text.log_probs and text.log_probs[number], text.is_answered, text.failure)
+                for text in self.texts
+                for number, answer in enumerate(text.answers)
+            ]
+        is_over = all(text.is_answered for text in self.texts)
+        failures = [text.failure for text in self.texts if text.failure]
+        tokens = [answer.tokens for text in self.texts for answer in text.answers]
+        return [Choice(tokens, None, is_over, failures[0] if failures else None)] * n
 
 
 class CompletionReader:
@@ -181,15 +205,15 @@ class CompletionReader:
     """
 
     def __init__(self, plan: Plan, engine: Engine, feature: Server, check_count: Callable[[int, str], None]):
-        self.plan, self.check_count = plan, check_count
-        self.cuts = feature.cut_sources
-        self.longest = longest_of(plan.entry["max_source_length"], self.cuts)
-        self.own = copy.copy(plan)
-        self.own.tokenizer = copy.deepcopy(plan.tokenizer)
+        self.plan, self.check_count, self.cuts = plan, check_count, feature.cut_sources
+        self.limit, self.most = plan.limit, plan.entry["max_source_length"]
+        self.longest = longest_of(self.most, self.cuts)
+        self.tokenizer = copy.deepcopy(plan.tokenizer)
         self.for_stops = copy.deepcopy(plan.tokenizer)  # the thread of the batches decodes too
         self.labels = class_label_ids(plan.entry, plan.tokenizer)
+        self.names = labels_as_read_back(plan.entry, plan.tokenizer)
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
-        self.by_limit = "forced_eos_token_id" in engine.settings
+        self.by_limit, self.ends = "forced_eos_token_id" in engine.settings, frozenset(engine.ends)
         self.in_pieces = is_text_corpus(plan.entry)
         self.writes_text = plan.entry["target_type"] == "text"
         if self.in_pieces:
@@ -230,54 +254,43 @@ class CompletionReader:
         if beams > 1 and body.stop and wants_log_probs:
             raise bad("logprobs: not with stop where answers are found by beams")
 
-    def _limit(self, body: Completion) -> int:
-        return min(body.max_tokens or self.plan.limit, self.plan.limit)
-
     def warning(self, body: Completion) -> str | None:
         """What a response says of a setting that was followed in part. Clients send 256 tokens where nobody asked."""
-        if (body.max_tokens or 0) > self.plan.limit:
-            return f"max_tokens {body.max_tokens:,}: an answer has at most {self.plan.limit:,}"
+        if (body.max_tokens or 0) > self.limit:
+            return f"max_tokens {body.max_tokens:,}: an answer has at most {self.limit:,}"
         return None
 
-    def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Asked:
-        """A prompt of a request, the one at this place, with its rows. seed: of what is drawn. HTTPException if it
+    def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Prompt:
+        """A prompt of a request, the one at this place, with its texts. seed: of what is drawn. HTTPException if it
         cannot be answered."""
         item = self.plan.reader.made({}, values_of(given, self.plan.reader.inputs, "prompt", self.longest))
         self.check_count(len(item.texts), "prompt")
         prompt = self._tokenised(item)
+        settings: dict[str, Any] = dict(told=told, by_limit=self.by_limit, wants_log_probs=body.logprobs is not None)
+        settings |= dict(labels=self.labels if body.probabilities else None)
+        if not body.temperature:
+            settings |= dict(beams=self.beams, count=body.n)
+        limit = min(body.max_tokens or self.limit, self.limit)
         for source in prompt.sources:
-            prompt.rows += self._rows(body, source, (seed % 2**64, place), len(prompt.rows), told)
+            first = len(prompt.texts)
+            for number in range(body.n if body.temperature else 1):
+                text = WaitingText(source, limit, **settings)
+                if body.temperature:
+                    (draws,) = uniform_numbers(seed % 2**64, [(place, number, first + number)], 1, limit)
+                    text.draws, text.warp = draws, warp_of(body.temperature, body.top_p or 1.0)
+                if body.stop and text.beams == 1 and self.writes_text:
+                    text.ends_text = self._ends_text(body.stop)
+                prompt.texts.append(text)
         return prompt
 
-    def _tokenised(self, item: Input) -> Asked:
-        sources, most = tokenise(item.texts, self.own, UNCUT), self.plan.entry["max_source_length"]
+    def _tokenised(self, item: Input) -> Prompt:
+        sources = source_ids(self.tokenizer, item.texts, UNCUT)
         longest = max(map(len, sources), default=0)
-        if longest <= most:
-            return Asked(item, sources, None)
+        if longest <= self.most:
+            return Prompt(item, sources, None)
         if not self.cuts:
-            raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {most:,}")
-        return Asked(item, tokenise(item.texts, self.own), longest)
-
-    def _rows(
-        self, body: Completion, source: list[int], drawn_by: tuple[int, int], first: int, told: Callable[[], object]
-    ) -> list[Row]:
-        """The rows that answer one text of a prompt. drawn_by: seed and place of the prompt. first: how many rows the
-        prompt has before."""
-        limit, labels = self._limit(body), self.labels if body.probabilities else None
-        shared = dict(limit=limit, told=told, wants_log_probs=body.logprobs is not None, labels=labels)
-        shared["by_limit"] = self.by_limit
-        if not body.temperature:
-            rows = [Row(source, beams=self.beams, count=body.n, **shared)]
-        else:
-            rows, (seed, place) = [], drawn_by
-            for number in range(body.n):
-                (draws,) = uniform_numbers(seed, [(place, number, first + number)], 1, limit)[0]
-                more = dict(draws=draws, temperature=body.temperature, top_p=body.top_p or 1.0)
-                rows.append(Row(source, **shared, **more))
-        if body.stop and rows[0].beams == 1 and self.writes_text:
-            for row in rows:
-                row.ends_text = self._ends_text(body.stop)
-        return rows
+            raise bad(f"prompt: has {longest:,} tokens, and the model reads at most {self.most:,}")
+        return Prompt(item, source_ids(self.tokenizer, item.texts, self.most), longest)
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
         growing = Growing(self.for_stops)
@@ -288,39 +301,45 @@ class CompletionReader:
 
         return ends_text
 
-    def so_far(self, growing: Growing, answer: Written, stops: list[str]) -> str:
+    def so_far(self, growing: Growing, tokens: list[int], stops: list[str]) -> str:
         """What no further token changes of the text of an answer that is being written."""
-        growing.text([*answer.tokens])
+        growing.text([*tokens])
         held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
         return before_any(stops, growing.settled)[: max(0, len(growing.settled) - held)].rstrip()
 
-    def choice(self, index: int, prompt: Asked, answers: list[Written], stops: list[str]) -> dict:
+    def choice(self, index: int, prompt: Prompt, found: Choice, stops: list[str]) -> dict:
         """A choice of the response."""
-        written = [answer.tokens for answer in answers]
-        whole = prompt.item.answer(decode_texts(self.plan.entry, self.own.tokenizer, written) if written else [])
+        texts = [self.names.get(text.strip(), text.rstrip()) for text in decoded(self.tokenizer, found.tokens)]
+        whole = prompt.item.answer(texts)
         text = before_any(stops, whole)
-        is_cut = text == whole and any(answer.reason == "length" for answer in answers)
+        is_cut = text == whole and any(self.ends.isdisjoint(tokens[-1:]) for tokens in found.tokens)
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": "length" if is_cut else "stop"}
-        for answer in answers:
-            if answer.log_probs is not None:
-                choice["logprobs"] = self._log_probs(answer)
+        if found.log_probs is not None:
+            choice["logprobs"] = self._log_probs(found.tokens[0], found.log_probs)
         if prompt.uncut:
             choice["cut_from"] = prompt.uncut
-        if any(row.probabilities for row in prompt.rows):
-            choice["probabilities"] = dict(zip(self.plan.entry["labels"], prompt.rows[0].probabilities, strict=True))
+        if prompt.texts and prompt.texts[0].probabilities:
+            choice["probabilities"] = dict(zip(self.plan.entry["labels"], prompt.texts[0].probabilities, strict=True))
         return choice
 
-    def _log_probs(self, answer: Written) -> dict:
-        growing = Growing(self.own.tokenizer)
-        places = [len(growing.text(answer.tokens[:end]).rstrip()) for end in range(len(answer.tokens))]
-        names = self.own.tokenizer.convert_ids_to_tokens(answer.tokens)
-        return dict(tokens=names, token_logprobs=answer.log_probs, top_logprobs=None, text_offset=places)
+    def _log_probs(self, tokens: list[int], log_probs: list[float]) -> dict:
+        growing = Growing(self.tokenizer)
+        places = [len(growing.text(tokens[:end]).rstrip()) for end in range(len(tokens))]
+        names = self.tokenizer.convert_ids_to_tokens(tokens)
+        return dict(tokens=names, token_logprobs=log_probs, top_logprobs=None, text_offset=places)
 
-    def usage(self, prompts: list[Asked]) -> dict:
-        """Tokens read, each prompt once, and written, the end's included."""
-        read = sum(len(source) for prompt in prompts for source in prompt.sources)
-        written = sum(len(answer.tokens) for prompt in prompts for row in prompt.rows for answer in row.answers)
-        return dict(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+def warp_of(temperature: float, top_p: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What changes the logits of a token before it is drawn."""
+    within = TopPLogitsWarper(top_p)
+    return lambda scores: within(None, scores / temperature)
+
+
+def usage_of(prompts: list[Prompt]) -> dict:
+    """Tokens read, each prompt once, and written, the end's included."""
+    read = sum(len(source) for prompt in prompts for source in prompt.sources)
+    written = sum(len(answer.tokens) for prompt in prompts for text in prompt.texts for answer in text.answers)
+    return dict(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
 
 def before_any(stops: list[str], text: str) -> str:
@@ -328,9 +347,9 @@ def before_any(stops: list[str], text: str) -> str:
     return text[: min((text.index(stop) for stop in stops if stop in text), default=None)]
 
 
-def numbered_choices(prompts: list[Asked], n: int) -> Iterator[tuple[int, Asked, list[Written]]]:
-    """(index of the choice, its prompt, the answers to its texts), as the response has them."""
-    found = ((prompt, answers) for prompt in prompts for answers in prompt.choices(n))
+def numbered_choices(prompts: list[Prompt], n: int) -> Iterator[tuple[int, Prompt, Choice]]:
+    """(index of the choice, its prompt, what is written of it), as the response has them."""
+    found = ((prompt, choice) for prompt in prompts for choice in prompt.choices(n))
     yield from ((index, *one) for index, one in enumerate(found))
 
 

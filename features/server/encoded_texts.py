@@ -19,8 +19,7 @@ from fastapi.responses import JSONResponse, Response
 from features.server import Server
 from features.server.app import Service, run
 from features.server.completions import Fields, bad, longest_of, values_of
-from features.server.counters import Counters
-from features.server.waiting_texts import Row, TextBatches
+from features.server.waiting_texts import Counters, TextBatches, WaitingText
 from foundry.common.errors import UserError
 from foundry.common.processes import made_apart
 from foundry.modeling.loading import load_config
@@ -44,8 +43,8 @@ class Embeddings(Classify):
     input_type: Literal["query", "document"] | None = None
 
 
-@dataclass(eq=False)
-class EncodedRow(Row):
+@dataclass(eq=False, kw_only=True)
+class EncodedText(WaitingText):
     """An input of an encoder. whole: how many tokens it had before it was cut. known: what `Encoder.answer` must know.
     found: its answer."""
 
@@ -57,13 +56,11 @@ class EncodedRow(Row):
 class EncoderBatches(TextBatches):
     """The queue of an encoder's inputs."""
 
-    engine: Any  # Encoder
-
-    def _answer(self, batch: list[Any]) -> None:
-        self.counters.batches.add(len(batch))
-        for row, found in zip(batch, self.engine.answer([(r.source, r.whole, r.known) for r in batch]), strict=True):
-            row.found = found
-            row.end("gone" if row.gone else "stop")
+    def _answer(self, batch: list[Any], is_alone: bool) -> None:  # noqa: ARG002
+        answers = self.engine.answer([(text.ids, text.whole, text.known) for text in batch])
+        for text, found in zip(batch, answers, strict=True):
+            text.found = found
+            self._end(text)
 
 
 class EncoderService(Service):
@@ -99,7 +96,7 @@ class EncoderService(Service):
 
     async def answered(
         self, request: Request, body: Classify, given_as: Callable[[Any, Any, str], Any]
-    ) -> list[EncodedRow]:
+    ) -> list[EncodedText]:
         """The rows of a request's input, answered. given_as: what the encoder reads of (an input, the body, its name in
         errors). HTTPException for an input that cannot be answered."""
         self.model(body.model)
@@ -116,7 +113,9 @@ class EncoderService(Service):
         await self.finished(rows, changed)
         return rows
 
-    def row(self, given_as: Callable, given: Any, body: Classify, where: str, told: Callable[[], object]) -> EncodedRow:
+    def row(
+        self, given_as: Callable, given: Any, body: Classify, where: str, told: Callable[[], object]
+    ) -> EncodedText:
         """The row of an input. HTTPException if it cannot be answered."""
         try:
             source, whole, known = self.encoder.read(given_as(given, body, where))
@@ -124,7 +123,7 @@ class EncoderService(Service):
             raise bad(f"{where}: {error}") from None
         if whole > self.encoder.most and not self.feature.cut_sources:
             raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {self.encoder.most:,}")
-        return EncodedRow(source, 0, told, whole=whole, known=known)
+        return EncodedText(source, 0, told=told, whole=whole, known=known)
 
     def text(self, given: Any, body: Embeddings, where: str) -> str:
         """What is read of a text to embed: as sentence-transformers' encode_query, encode_document or encode does."""
@@ -143,18 +142,18 @@ class EncoderService(Service):
         return values_of(given, self.encoder.columns, where, self.longest, of_lists=self.encoder.kind == "tokens")
 
     def response(
-        self, rows: list[EncodedRow], made: Callable[[EncodedRow], dict], head: dict | None = None
+        self, rows: list[EncodedText], made: Callable[[EncodedText], dict], head: dict | None = None
     ) -> Response:
         """The answers in the order of the inputs, with what was cut and counted."""
-        cuts = ({"cut_from": row.whole} if row.whole > len(row.source) else {} for row in rows)
+        cuts = ({"cut_from": row.whole} if row.whole > len(row.ids) else {} for row in rows)
         data = [{"index": number} | made(row) | cut for number, (row, cut) in enumerate(zip(rows, cuts, strict=True))]
-        read = sum(len(row.source) for row in rows)
+        read = sum(len(row.ids) for row in rows)
         self.counters.tokens.update(read=read)
         usage = {"prompt_tokens": read, "total_tokens": read}
         return JSONResponse((head or {}) | {"object": "list", "data": data, "model": self.name, "usage": usage})
 
 
-def shown_embedding(row: EncodedRow, body: Embeddings) -> dict:
+def shown_embedding(row: EncodedText, body: Embeddings) -> dict:
     """An embedding as the request asks for it; base64: of its numbers in float32, the lowest byte first."""
     numbers = row.found["embedding"]
     if body.encoding_format == "base64":

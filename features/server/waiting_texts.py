@@ -1,72 +1,115 @@
-"""Answers texts that wait together: `TextBatches`, a thread that asks the Engine.
+"""Answers texts that wait together: `TextBatches`, a thread that asks the Engine; and what it counts for /metrics.
 
-A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each row has
+A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each text has
 random numbers of its own, as in predict_t5.py.
 """
 
+import bisect
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from starlette.exceptions import HTTPException
-from transformers import TopPLogitsWarper
 
-from constants import IGNORE_INDEX
-from features.server.counters import Counters
-from foundry.modeling.decoding import Source
-from tasks.answering import Engine
+from foundry.modeling.decoding import Answer, Source
 
 ENDS = "the server ends: ask another one, or this one later"
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # texts of a batch
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # of a request
+
+
+# ---------------------------------------------------------------- what /metrics shows
+# As Prometheus reads it: https://prometheus.io/docs/instrumenting/exposition_formats
+class Histogram:
+    """How many values are at most each of `bounds`, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def lines(self, name: str) -> list[str]:
+        lines, total = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            total += count
+            lines.append(f'{name}_bucket{{le="{bound}"}} {total}')
+        return [*lines, f"{name}_sum {self.sum:.6f}", f"{name}_count {total}"]
 
 
 @dataclass
-class Written:
-    """What is written of an answer. reason: why it ended: "stop", "length", "gone" for a client that left or "failed";
-    None while it is being written. log_probs: of its tokens, where they were asked for."""
+class Counters:
+    """The counts of a server. Each is changed by one thread."""
 
-    tokens: list[int] = field(default_factory=list)
-    reason: str | None = None
-    log_probs: list[float] | None = None
+    requests: Counter = field(default_factory=Counter)  # {status: answered requests}
+    tokens: Counter = field(default_factory=Counter)  # {"read" or "written": tokens}
+    batches: Histogram = field(default_factory=lambda: Histogram(SIZES))
+    seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+
+    def text(self, waiting: int) -> str:
+        """The page of /metrics. waiting: texts that wait."""
+        shown = {
+            ("requests_total", "counter", "requests by status; 499: the client went away"): [
+                f't5_requests_total{{status="{status}"}} {count}' for status, count in sorted(self.requests.items())
+            ],
+            ("queue_texts", "gauge", "texts that wait"): [f"t5_queue_texts {waiting}"],
+            ("tokens_total", "counter", "tokens of answered requests"): [
+                f't5_tokens_total{{side="{side}"}} {self.tokens[side]}' for side in ("read", "written")
+            ],
+            ("batch_texts", "histogram", "texts that were answered together"): self.batches.lines("t5_batch_texts"),
+            ("request_seconds", "histogram", "seconds of answered ones"): self.seconds.lines("t5_request_seconds"),
+        }
+        lines = []
+        for (name, kind, about), values in shown.items():
+            lines += [f"# HELP t5_{name} {about}", f"# TYPE t5_{name} {kind}", *values]
+        return "\n".join(lines) + "\n"
 
 
-@dataclass(eq=False)
-class Row:
-    """A text to be answered, once or, by beams, `count` times.
+# ---------------------------------------------------------------- the queue
+@dataclass(eq=False, kw_only=True)
+class WaitingText(Source):
+    """A text that is to be answered, and then is: a source of the search, with what the server wants besides.
 
-    source: its token ids. limit: most tokens of an answer. beams: 1 for none. ends_text: whether the tokens of an
-    answer so far hold a text at which it is to stop. draws: [limit] numbers in [0, 1) that draw the answer, with
-    `temperature` and `top_p`; none for the likeliest. labels [C, T]: classes whose probabilities are wanted. by_limit:
-    whether the limit of the search decides the tokens, as by forced_eos_token_id. told: called, in the thread of the
-    batches, after each token of a search without beams, and when the row is done.
+    told: called, in the thread of the batches, after each token of a search without beams, and when all is there.
+    beams: 1 for none. count: answers, by beams. ends_text: whether the tokens of an answer so far hold a text at which
+    it is to stop. wants_log_probs: of the answers' tokens. labels [C, T]: classes whose probabilities are wanted.
+    by_limit: whether the limit of the search decides the tokens, as by forced_eos_token_id. gone: the client left.
+
+    is_answered: whether all is there: the answers, log_probs of each one's tokens, probabilities of the classes; or
+    failure, "failed" or "gone", why not.
     """
 
-    source: list[int]
-    limit: int
     told: Callable[[], object]
     beams: int = 1
     count: int = 1
     ends_text: Callable[[list[int]], bool] | None = None
-    draws: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
-    temperature: float = 1.0
-    top_p: float = 1.0
     wants_log_probs: bool = False
     labels: torch.Tensor | None = None
     by_limit: bool = False
-    probabilities: list[float] | None = None
     gone: bool = False
-    done: bool = False
+    log_probs: list[list[float]] | None = None
+    probabilities: list[float] | None = None
+    failure: str | None = None
+    is_answered: bool = False
     arrived: float = field(default_factory=time.monotonic)
 
     def __post_init__(self):
-        self.answers = [Written() for _ in range(self.count)]
+        self.begin()
+
+    def begin(self) -> None:
+        """Nothing is written of its answers."""
+        self.answers = [Answer() for _ in range(self.count)]
 
     @property
     def search(self) -> tuple:
-        """What rows that are answered together have in common. Without beams each row may have its own limit."""
+        """What texts that are answered together have in common. Without beams each may have its own limit."""
         if self.beams > 1 or self.by_limit:
             return self.beams, self.count, self.limit
         return ()
@@ -74,21 +117,11 @@ class Row:
     @property
     def tokens(self) -> int:
         """Most tokens that it holds in memory while it is answered."""
-        return self.beams * (len(self.source) + self.limit)
+        return self.beams * (len(self.ids) + self.limit)
 
-    def as_source(self, watch: Callable[[int], bool]) -> Source:
-        """The same for a search without beams. watch: told each token, whether the answer ends with it."""
-        source = Source(self.source, self.limit, watch=watch)
-        if len(self.draws):
-            source.draws, within = self.draws[None], TopPLogitsWarper(self.top_p)
-            source.warp = lambda scores: within(None, scores / self.temperature)
-        return source
-
-    def end(self, reason: str | None = None) -> None:
-        """It is done. reason: of answers that did not end by themselves."""
-        for answer in self.answers:
-            answer.reason = answer.reason or reason
-        self.done = True
+    def end(self, failure: str | None = None) -> None:
+        """It is answered, unless a failure is given."""
+        self.failure, self.is_answered, self.watch = failure, True, None
         self.told()
 
 
@@ -96,37 +129,39 @@ class TextBatches(threading.Thread):
     """The queue, and the thread that answers it.
 
     most_rows, most_tokens: of a batch. most_waiting: texts that may wait. seconds: how long a text waits for others.
+    waiting: the queue. at_work: the texts of the batch that are not answered yet.
     """
 
     def __init__(
-        self, engine: Engine, counters: Counters, most_rows: int, most_tokens: int, most_waiting: int, seconds: float
+        self, engine: Any, counters: Counters, most_rows: int, most_tokens: int, most_waiting: int, seconds: float
     ):
         super().__init__(name="batches", daemon=True)
         self.engine, self.counters, self.most_rows, self.most_tokens = engine, counters, most_rows, most_tokens
         self.most_waiting, self.seconds = most_waiting, seconds
-        self.waiting: list[Row] = []
+        self.waiting: list[WaitingText] = []
+        self.at_work: list[WaitingText] = []
+        self.has_others = False  # whether a text of the batch was answered beside another one
         self.changed, self.is_closed = threading.Condition(), False
-        self.takes_more = True  # while a batch is written; not while its texts are answered alone
 
-    def put(self, rows: Sequence[Row]) -> None:
+    def put(self, texts: Sequence[WaitingText]) -> None:
         """Lets texts wait, all or none of them. HTTPException if that cannot be."""
         with self.changed:
             if self.is_closed:
                 raise HTTPException(503, ENDS)
-            if len(self.waiting) + len(rows) > self.most_waiting:
+            if len(self.waiting) + len(texts) > self.most_waiting:
                 raise HTTPException(429, "too many texts wait: try again later")
-            self.waiting += rows
+            self.waiting += texts
             self.changed.notify_all()
 
-    def leave(self, rows: Sequence[Row]) -> None:
+    def leave(self, texts: Sequence[WaitingText]) -> None:
         """Nobody waits for these answers any more: their places are free, those that are being written end."""
         with self.changed:
-            for row in rows:
-                row.gone = True
-            left = [row for row in self.waiting if row.gone]
-            self.waiting = [row for row in self.waiting if not row.gone]
-        for row in left:
-            row.end("gone")
+            for text in texts:
+                text.gone = True
+            left = [text for text in self.waiting if text.gone]
+            self.waiting = [text for text in self.waiting if not text.gone]
+        for text in left:
+            text.end("gone")
 
     def close(self) -> None:
         """Takes nothing more; the thread ends when all that waits is answered."""
@@ -136,25 +171,35 @@ class TextBatches(threading.Thread):
 
     def run(self) -> None:
         while batch := self._next():
-            self._answer_each(batch)
-            self.takes_more = True
+            self._try(batch)
+            if self.at_work and self.has_others:  # it failed: an error belongs to its own text
+                for text in self._left():
+                    text.begin()
+                    self._try([text], is_alone=True)
+                    self._fail()
+            self._fail()
 
-    def _answer_each(self, batch: list[Row]) -> None:
-        """Answers a batch. If that fails, its texts are answered alone: an error belongs to its own text."""
+    def _try(self, batch: list[WaitingText], is_alone: bool = False) -> None:
+        """Answers a batch. If that fails, the texts that are not answered are still at work. is_alone: whether no other
+        text is taken in meanwhile."""
+        self.at_work, self.has_others = [*batch], len(batch) > 1
+        self.counters.batches.add(len(batch))
         try:
-            self._answer(batch)
+            self._answer(batch, is_alone)
         except Exception:
             traceback.print_exc()
-            left = [row for row in batch if not row.done]
-            self.takes_more = False
-            for row in left:
-                row.answers = [Written() for _ in row.answers]
-                if len(batch) > 1:
-                    self._answer_each([row])
-                else:
-                    row.end("failed")
 
-    def _next(self) -> list[Row]:
+    def _left(self) -> list[WaitingText]:
+        """The texts at work, which no longer are."""
+        left, self.at_work = self.at_work, []
+        return left
+
+    def _fail(self) -> None:
+        """Ends the texts at work without an answer."""
+        for text in self._left():
+            text.end("failed")
+
+    def _next(self) -> list[WaitingText]:
         """The next batch, as soon as it is full or its oldest text has waited long enough; [] at the end. It holds the
         text that has waited longest, and those nearest to it in length."""
         with self.changed:
@@ -165,101 +210,75 @@ class TextBatches(threading.Thread):
                 if self.is_closed or batch and (is_full or left <= 0):
                     break
                 self.changed.wait(left)
-            self.waiting = [row for row in self.waiting if row not in batch]
-        return sorted(batch, key=lambda row: -len(row.source))
+            self.waiting = [text for text in self.waiting if text not in batch]
+        return sorted(batch, key=lambda text: -len(text.ids))
 
-    def _nearest(self) -> list[Row]:
+    def _nearest(self) -> list[WaitingText]:
         if not self.waiting:
             return []
         oldest, batch, longest = self.waiting[0], [], 0
-        alike = [row for row in self.waiting if row.search == oldest.search]
-        for row in sorted(alike, key=lambda row: abs(len(row.source) - len(oldest.source))):
-            longest = max(longest, row.tokens)
+        alike = [text for text in self.waiting if text.search == oldest.search]
+        for text in sorted(alike, key=lambda text: abs(len(text.ids) - len(oldest.ids))):
+            longest = max(longest, text.tokens)
             if batch and (len(batch) + 1) * longest > self.most_tokens or len(batch) == self.most_rows:
                 break
-            batch.append(row)
+            batch.append(text)
         return batch
 
-    def _answer(self, batch: list[Row]) -> None:
-        self.counters.batches.add(len(batch))
-        sources, first = [row.source for row in batch], batch[0]
-        settings = dict(num_return_sequences=first.count, max_new_tokens=max(row.limit for row in batch))
-        if first.beams == 1 and self.engine.find:
-            self._answer_and_take_more(batch)
-        elif first.beams == 1:
-            self.engine.write(sources, watch=self._watch(batch), num_beams=1, **settings)
-        else:
-            tokens, _ = self.engine.write(sources, **settings)
-            for number, ids in enumerate(tokens.tolist()):
-                self._written(batch[number // first.count].answers[number % first.count], ids)
-        for row in batch:
-            if not row.done:
-                if not row.gone:
-                    self._scored(row)
-                row.end("gone" if row.gone else "length")
+    def _answer(self, batch: list[WaitingText], is_alone: bool) -> None:
+        """Answers a batch, to which texts that come meanwhile are added while it has places, if the engine and the
+        search take more. What is done leaves it: it may go on for days."""
+        first = batch[0]
+        more, settings = None, dict(num_return_sequences=first.count, max_new_tokens=max(text.limit for text in batch))
+        if first.beams == 1:
+            settings |= dict(num_beams=1, do_sample=False)
+            for text in batch:
+                text.watch = partial(self._watch, text)
+            if self.engine.takes_more:
+                more = partial(self._taken, first.search, is_alone)
+        self.engine.find(batch, more=more, **settings)
+        for text in [*self.at_work]:
+            self._end(text)
 
-    def _answer_and_take_more(self, batch: list[Row]) -> None:
-        """Answers a batch without beams, to which texts that come meanwhile are added while it has places."""
-
-        watch = self._watch(batch)
-
-        def more(places: int) -> list[Source]:
-            first, taken = len(batch), self._taken(batch, places if self.takes_more else 0)
-            batch.extend(taken)
-            return [row.as_source(partial(watch, number)) for number, row in enumerate(taken, start=first)]
-
-        sources = [row.as_source(partial(watch, number)) for number, row in enumerate(batch)]
-        limit = max(row.limit for row in batch)
-        self.engine.find(sources, more=more, do_sample=False, num_beams=1, num_return_sequences=1, max_new_tokens=limit)
-
-    def _taken(self, batch: list[Row], places: int) -> list[Row]:
+    def _taken(self, search: tuple, is_alone: bool, places: int) -> list[WaitingText]:
         """Waiting texts, in their order, for so many free places of a batch. None passes one that must be answered
         otherwise, or has no room in the memory."""
-        taken, longest = [], max(row.tokens for row in batch)
-        at_work = sum(not row.done for row in batch)
+        taken, longest = [], max((text.tokens for text in self.at_work), default=0)
         with self.changed:
-            for row in self.waiting[:places]:
-                longest = max(longest, row.tokens)
-                if row.search != batch[0].search or (at_work + len(taken) + 1) * longest > self.most_tokens:
+            for text in [] if is_alone else self.waiting[:places]:
+                longest = max(longest, text.tokens)
+                if text.search != search or (len(self.at_work) + 1) * longest > self.most_tokens:
                     break
-                taken.append(row)
+                text.watch = partial(self._watch, text)
+                taken.append(text)
+                self.at_work.append(text)
             del self.waiting[: len(taken)]
         if taken:
+            self.has_others = True
             self.counters.batches.add(len(taken))
         return taken
 
-    def _watch(self, batch: list[Row]) -> Callable[[int, int], bool]:
-        def watch(number: int, token: int) -> bool:
-            row, (answer,) = batch[number], batch[number].answers
-            if row.gone:
-                row.end("gone")
-                return True
-            answer.tokens.append(token)
-            if token in self.engine.ends or row.ends_text and row.ends_text(answer.tokens):
-                answer.reason = "stop"
-            elif len(answer.tokens) >= row.limit:
-                answer.reason = "length"
-            if answer.reason and self.engine.find:
-                self._scored(row)
-            if answer.reason and (self.engine.find or not row.wants_log_probs and row.labels is None):
-                row.end()  # a short answer does not wait for the long ones
-            else:
-                row.told()
-            return answer.reason is not None
+    def _watch(self, text: WaitingText, token: int) -> bool:
+        """Told each token of an answer without beams; returns whether the answer ends with it."""
+        (answer,) = text.answers
+        is_last = text.gone or token in self.engine.ends or len(answer.tokens) >= text.limit
+        is_last = is_last or text.ends_text is not None and text.ends_text(answer.tokens)
+        # A short answer does not wait for the long ones, unless it is scored by an engine that cannot while it writes.
+        is_scored = text.wants_log_probs or text.labels is not None
+        if is_last and (text.gone or self.engine.takes_more or not is_scored):
+            self._end(text)
+        else:
+            text.told()
+        return is_last
 
-        return watch
-
-    def _written(self, answer: Written, ids: list[int]) -> None:
-        """An answer found by beams: padded behind its end."""
-        end = next((place for place, token in enumerate(ids) if token in self.engine.ends), None)
-        answer.tokens = [token for token in ids[: None if end is None else end + 1] if token != IGNORE_INDEX]
-        answer.reason = "length" if end is None else "stop"
-
-    def _scored(self, row: Row) -> None:
-        if row.wants_log_probs:
-            for answer in row.answers:
-                (found,) = self.engine.score(row.source, torch.tensor([answer.tokens])).tolist()
-                answer.log_probs = found[: len(answer.tokens)]
-        if row.labels is not None:
-            nats = self.engine.score(row.source, row.labels).sum(dim=1)
-            row.probabilities = nats.softmax(dim=0).tolist()
+    def _end(self, text: WaitingText) -> None:
+        """The answers to a text are written: what is wanted besides is computed."""
+        if text.wants_log_probs and not text.gone:
+            text.log_probs = []
+            for answer in text.answers:
+                (found,) = self.engine.score(text.ids, torch.tensor([answer.tokens])).tolist()
+                text.log_probs.append(found[: len(answer.tokens)])
+        if text.labels is not None and not text.gone:
+            text.probabilities = self.engine.score(text.ids, text.labels).sum(dim=1).softmax(dim=0).tolist()
+        self.at_work.remove(text)
+        text.end("gone" if text.gone else None)

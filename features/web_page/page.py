@@ -21,7 +21,8 @@ from foundry.common.processes import say, user_cache
 from foundry.common.reports import start_summary
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer
-from tasks.answering import Engine, Plan, answer_window, summary, tokenise
+from foundry.modeling.found_answers import Engine
+from tasks.answering import Plan, answer_window, summary, tokenise
 from tasks.examples import class_label_ids
 from tasks.model_folders import LoadedEncoder
 

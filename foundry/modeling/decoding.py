@@ -92,8 +92,11 @@ class Search:
     scored: bool = False
 
     @classmethod
-    def of(cls, model: PreTrainedModel, scored: bool = False, **changes: object) -> "Search":
-        """The search of `generate(**changes)`."""
+    def of(
+        cls, model: PreTrainedModel, scored: bool = False, sources: torch.Tensor | None = None, **changes: object
+    ) -> "Search":
+        """The search of `generate(**changes)`. sources [B, S]: those of a batch, for the rules that the loop does not
+        follow, such as encoder_no_repeat_ngram_size."""
         # `generate` refuses several answers of a search without beams that draws none by itself.
         count = changes.pop("num_return_sequences", model.generation_config.num_return_sequences) or 1
         own, _ = model._prepare_generation_config(None, **changes)
@@ -103,12 +106,15 @@ class Search:
         if own.min_new_tokens is not None:
             own.min_length = own.min_new_tokens + 1
         model._prepare_special_tokens(own, device=model.device)
-        rules = model._get_logits_processor(own, input_ids_seq_length=1, device=model.device)
+        rows = beams if beams > 1 else count
+        read = None if sources is None else sources.repeat_interleave(rows, dim=0)
+        options = dict(input_ids_seq_length=1, encoder_input_ids=read, device=model.device)
+        rules = model._get_logits_processor(own, **options)
         penalty = 1.0 if own.length_penalty is None else own.length_penalty
         ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
         return cls(
             beams=beams,
-            rows=beams if beams > 1 else count,
+            rows=rows,
             count=count,
             limit=own.max_length - 1,
             length_penalty=penalty,

@@ -21,15 +21,54 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from foundry.modeling.families import output_head
-from foundry.modeling.products import Matrices, is_plain
+from foundry.modeling.families import family_of, output_head
+from foundry.modeling.onednn import has_onednn, multiplied, product
+from foundry.modeling.products import is_plain
+from foundry.modeling.recomputed import is_plain_product
 
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
+LARGE = 2**15  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
+
+
+# ---------------------------------------------------------------- products
+def matrix_of(layer: nn.Module) -> torch.Tensor:
+    """The matrix [out, in] that a linear layer multiplies with: of LoRA the sum of the frozen and the trained one."""
+    if is_plain_product(layer):
+        return layer.weight.detach()
+    return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
+
+
+def multiplied_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """x W^T."""
+    return multiplied(x, weight.T)
+
+
+class Matrices:
+    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... that read the same x.
+
+    packs: whether they are joined, and packed for oneDNN if they are large, which takes a copy of them; else they are
+    read where they are. dtype: of the products.
+    """
+
+    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
+        weights = [matrix_of(layer).to(dtype) for layer in layers]
+        self.sizes, self.dtype, self.multiply = [len(weight) for weight in weights], dtype, multiplied_by
+        if packs and has_onednn(weights[0].device):
+            weights = [torch.cat(weights)]
+            if weights[0].numel() >= LARGE:
+                weights = [torch.ops.mkldnn._reorder_linear_weight(weights[0])]
+                self.multiply = product
+        self.weights = weights
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        x = x.to(self.dtype)
+        found = [self.multiply(x, weight) for weight in self.weights]
+        return found if len(found) == len(self.sizes) else found[0].split(self.sizes, dim=-1)
 
 
 # ---------------------------------------------------------------- parts of a layer
@@ -45,7 +84,7 @@ class FeedForward:
         inner = part.DenseReluDense
         gates = [inner.wi_0, inner.wi_1] if hasattr(inner, "wi_0") else [inner.wi]
         self.norm, self.activation = part.layer_norm, inner.act
-        if type(inner.act).__name__ == "NewGELUActivation":  # the same function in one call
+        if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
             self.activation = nn.GELU(approximate="tanh")
         self.wide, self.out = Matrices(gates, dtype, packs), Matrices([inner.wo], dtype, packs)
 
@@ -138,8 +177,7 @@ class Decoder:
         self.device, self.heads, self.head_width = model.device, config.num_heads, config.d_kv
         self.embedding, self.last_norm = decoder.embed_tokens, decoder.final_layer_norm
         self.head = Matrices([output_head(model)], self.dtype, packs=True)
-        scales = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
-        self.scale = config.d_model**-0.5 if scales else None
+        self.scale = family_of(config).head_scale(config)
         self.layers = [
             (
                 SelfAttention(block.layer[0], self.dtype, packs=True),
@@ -180,7 +218,7 @@ class Decoder:
             (out,) = cross.out(seen.transpose(1, 2).reshape(len(tokens), -1))
             x = feed_forward(x + out)
         x = normed(self.last_norm, x)
-        (logits,) = self.head(x if self.scale is None else x * self.scale)
+        (logits,) = self.head(x if self.scale == 1.0 else x * self.scale)
         return logits.float()
 
 

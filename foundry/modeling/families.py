@@ -108,18 +108,18 @@ class Family:
     """What differs between families of models; this class is T5 and its variants.
 
     names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, or "packing" (several
-    examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_is_scaled:
-    whether transformers scales the decoder's output before the head even if the head is untied. body: the attribute
-    that holds the model without its head, if there is one. gap: a sentinel as the tokenizer writes it. keeps_less:
-    whether its layers have the forms of recomputed.py. rotary:
-    whether the decoder takes positions, which restart in each example of a row. can_load_as_saved: whether buffers that
-    need float32 keep it when a bfloat16 file is loaded in its own type.
+    examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_scaled_by: the
+    setting of a configuration by which transformers scales the decoder's output before the head (`head_scale`), None:
+    never. body: the attribute that holds the model without its head, if there is one. gap: a sentinel as the tokenizer
+    writes it. keeps_less: whether its layers have the forms of recomputed.py. rotary: whether the decoder takes
+    positions, which restart in each example of a row. can_load_as_saved: whether buffers that need float32 keep it when
+    a bfloat16 file is loaded in its own type.
     """
 
     names: str
     lacks: dict[str, str] = field(default_factory=dict)
     attentions: tuple[str, ...] | None = None
-    head_is_scaled: bool = False
+    head_scaled_by: str | None = "scale_decoder_outputs"
     body: str | None = None
     gap: str = "<extra_id_{}>"
     rotary, can_load_as_saved, keeps_less = False, True, True
@@ -164,6 +164,12 @@ class Family:
     def logit_cap(self, config: PreTrainedConfig) -> float | None:  # noqa: ARG002
         """c of the logits' soft cap c tanh(logit / c), or None."""
         return None
+
+    def head_scale(self, config: PreTrainedConfig) -> float:
+        """The factor of the decoder's output before the head: d_model^-0.5 in T5 v1.0. Whether the head's matrix is the
+        embedding does not say it: transformers 5 ties every model that it makes, and scales in some."""
+        scales = self.head_scaled_by is not None and getattr(config, self.head_scaled_by)
+        return config.d_model**-0.5 if scales else 1.0
 
     def start_token(self, config: PreTrainedConfig) -> int:
         """The id that the decoder reads first. T5's is the padding token, even if config.json does not say so."""
@@ -218,8 +224,8 @@ class LongT5(Family):
 # fmt: off
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
-    "mt5": Family("mT5"),
-    "umt5": Family("umT5", head_is_scaled=True),
+    "mt5": Family("mT5", head_scaled_by=None),
+    "umt5": Family("umT5", head_scaled_by="tie_word_embeddings"),
     "longt5": LongT5(
         "LongT5",
         {

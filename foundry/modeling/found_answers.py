@@ -1,12 +1,17 @@
 """Answers to sources, found by the loop of decoding.py, or by transformers' `generate` where that lacks something.
 
-    find = AnswerFinder(model, slots=32)
-    find([Source(ids, limit=32), ...], num_beams=4)      # fills the `answers` of the sources
+    engine = AnswerFinder(model, slots=32)
+    engine.find([Source(ids, limit=32), ...], num_beams=4)      # fills the `answers` of the sources
+    engine.score(ids, texts)                                    # [C, T], the log-probabilities of C given texts
 
 Legend of shapes: B sources, K answers to each, N = B * K, S source tokens, T answer tokens, V vocabulary.
 """
 
+import contextlib
+import copy
+import functools
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,12 +22,18 @@ from constants import IGNORE_INDEX
 from foundry.common.processes import print_once
 from foundry.modeling.decoding import Answer, Search, Source, answers, drawn, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import Layers
-from foundry.modeling.generation_settings import NEUTRAL
+from foundry.modeling.generation_settings import NEUTRAL, deciding_settings
 from foundry.modeling.loss import nats_of
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
 PLAIN = NEUTRAL | {"min_new_tokens": None, "do_sample": False}
+
+
+@functools.cache
+def tell_that_generate_answers(reason: str) -> None:
+    """Prints it, once for each reason. The loop's answers come sooner."""
+    print_once(f"answers are written by transformers' generate, which takes longer: {reason}")
 
 
 def is_sharded(model: PreTrainedModel) -> bool:
@@ -36,21 +47,19 @@ def is_sharded(model: PreTrainedModel) -> bool:
     return is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)
 
 
-class AnswerFinder:
-    """Finds the answers of a model, whose weights stay as they are.
+class Engine(ABC):
+    """A loaded model, of which answers are asked.
 
-    slots: sources that are answered at a time.
+    settings: the settings of `generate` that decide them. ends: the tokens with which an answer ends, unless it is cut.
+    takes_more: whether `find` asks for more sources while it answers, and draws by the numbers of a source.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int):
-        self.model, self.slots = model, slots
-        self.layers: Layers | None = None  # made when they are needed
-        self.model_lacks = model_lacks(model)
-        if is_sharded(model):
-            self.model_lacks = "the weights are spread over the processes"
+    settings: dict
+    ends: list[int]
+    takes_more = False
 
-    @torch.no_grad()
-    def __call__(
+    @abstractmethod
+    def find(
         self,
         sources: Sequence[Source],
         told: Callable[[], object] | None = None,
@@ -58,23 +67,84 @@ class AnswerFinder:
         scored: bool = False,
         **settings: object,
     ) -> None:
-        """Fills the `answers` of the sources. told, more: as `answers` has them; `generate` takes no more. scored:
-        whether the answers' nats are wanted. settings: those of `generate`, in place of the model's."""
+        """Fills the `answers` of the sources, the best one of each first. Without beams a token is in its answer when
+        the source's `watch` is told of it; by beams all sources have the same limit.
+
+        told: called whenever a source is answered. more: asked for at most so many further sources whenever some can be
+        taken, if the engine takes more. scored: whether the answers' nats are wanted. settings: those of `generate`, in
+        place of the engine's own.
+        """
+
+    @abstractmethod
+    def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:
+        """[C, T] the log-probabilities, in nats, of the tokens of C texts [C, T] as answers to a source; 0 behind the
+        end. The texts are padded with -100."""
+
+
+class AnswerFinder(Engine):
+    """Finds the answers of a model, whose weights stay as they are.
+
+    slots: sources that are answered at a time. mixed: the autocast that the model computes under. search: settings of
+    `generate` in place of the model's own.
+    """
+
+    takes_more = True
+
+    def __init__(
+        self, model: PreTrainedModel, slots: int, mixed: torch.autocast | None = None, search: dict | None = None
+    ):
+        self.model, self.slots, self.search = model, slots, search or {}
+        self.mixed = mixed or contextlib.nullcontext()
+        self.layers: Layers | None = None  # made when they are needed
+        self.model_lacks = model_lacks(model)
+        if is_sharded(model):
+            self.model_lacks = "the weights are spread over the processes"
+        own = copy.deepcopy(model.generation_config)
+        own.update(**self.search)
+        self.settings = deciding_settings(own)
+        self.ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+
+    @torch.no_grad()
+    def find(
+        self,
+        sources: Sequence[Source],
+        told: Callable[[], object] | None = None,
+        more: Callable[[int], Sequence[Source]] | None = None,
+        scored: bool = False,
+        **settings: object,
+    ) -> None:
+        """See `Engine`; `generate` takes no more sources."""
+        settings = self.search | settings
         reason = self.lacks(**settings)
-        if reason is None:
-            self.layers = self.layers or Layers(self.model)
-            answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
-            return
-        print_once(f"answers are written by transformers' generate, which takes longer: {reason}")
-        for start in range(0, len(sources), self.slots):
-            part = sources[start : start + self.slots]
-            _generate(self.model, part, scored, **settings)
-            for _ in part if told else ():
-                told()
+        with self.mixed:
+            if reason is None:
+                self.layers = self.layers or Layers(self.model)
+                answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
+                return
+            tell_that_generate_answers(reason)
+            for start in range(0, len(sources), self.slots):
+                part = sources[start : start + self.slots]
+                _generate(self.model, part, scored, **settings)
+                for _ in part if told else ():
+                    told()
 
     def lacks(self, **settings: object) -> str | None:
         """Why `generate` finds the answers; None if it need not."""
         return self.model_lacks or search_lacks(self.model, **settings)
+
+    @torch.no_grad()
+    def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:
+        """See `Engine`."""
+        start = torch.full((len(texts), 1), self.model.config.decoder_start_token_id)
+        written = torch.cat([start, texts.clamp(min=0)], dim=1)  # behind EOS nothing counts
+        width = -(-len(source) // 8) * 8
+        ids = torch.full((1, width), self.model.config.pad_token_id)
+        ids[0, : len(source)] = torch.tensor(source)
+        mask = (torch.arange(width) < len(source)).long()[None]
+        device = self.model.device
+        batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+        with self.mixed:
+            return log_probabilities(self.model, batch, written.to(device), len(texts))
 
 
 # ---------------------------------------------------------------- by `generate`
@@ -97,16 +167,22 @@ class _Drawing(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
 
 
-def _ending(sources: Sequence[Source], rows: int) -> Callable[..., torch.Tensor]:
-    """The stopping criterion of `generate` that ends each of the N rows at its own limit, or where its source's `watch`
-    says so."""
-    ended = [False] * len(sources) * rows
+def _writing(sources: Sequence[Source], search: Search) -> Callable[..., torch.Tensor]:
+    """The stopping criterion of a `generate` without beams that adds each token to its answer, and ends each of the N
+    rows at its own limit, or where its source's `watch` says so."""
+    ended = [False] * len(sources) * search.rows
+    for source in sources:
+        source.answers = [Answer() for _ in range(search.rows)]
 
     def criterion(ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         for row, token in enumerate(ids[:, -1].tolist()):
-            source = sources[row // rows]
-            if not ended[row]:
-                ended[row] = bool(source.watch and source.watch(token)) or ids.shape[1] > source.limit
+            if ended[row]:
+                continue
+            source = sources[row // search.rows]
+            tokens = source.answers[row % search.rows].tokens
+            tokens.append(token)
+            is_last = token in search.ends or len(tokens) >= source.limit
+            ended[row] = bool(source.watch and source.watch(token)) or is_last
         return torch.tensor(ended, device=ids.device)
 
     return criterion
@@ -114,19 +190,22 @@ def _ending(sources: Sequence[Source], rows: int) -> Callable[..., torch.Tensor]
 
 def _generate(model: PreTrainedModel, sources: Sequence[Source], scored: bool, **settings: object) -> None:
     """Fills the `answers` of the sources."""
-    search, device = Search.of(model, **settings), model.device
+    device = model.device
     known = [source.encoded for source in sources if source.encoded is not None]
     width = len(known[0]) if known else -(-max(len(source.ids) for source in sources) // 8) * 8
     ids = torch.full((len(sources), width), model.config.pad_token_id)
-    mask = torch.zeros_like(ids)
+    mask, read = torch.zeros_like(ids), torch.empty_like(ids)
     for row, source in enumerate(sources):
-        ids[row, : len(source.ids)] = torch.tensor(source.ids)
+        ids[row, : len(source.ids)] = read[row, : len(source.ids)] = torch.tensor(source.ids)
         mask[row, : len(source.ids)] = 1
+        read[row, len(source.ids) :] = source.ids[-1]  # what rules find in a source is in it: no padding
+    search = Search.of(model, sources=read.to(device), **settings)
+    for source in sources:
         source.limit = source.limit or search.limit
     batch = {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
     longest = max(source.limit for source in sources)
     if search.beams == 1:
-        settings |= dict(stopping_criteria=[_ending(sources, search.rows)])
+        settings |= dict(stopping_criteria=[_writing(sources, search)])
     if any(source.draws is not None for source in sources):
         # The rules of drawing are among those of the search, and `generate` itself draws nothing.
         batch = {name: values.repeat_interleave(search.rows, dim=0) for name, values in batch.items()}
@@ -138,16 +217,15 @@ def _generate(model: PreTrainedModel, sources: Sequence[Source], scored: bool, *
     if known:
         settings["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.stack(known))
     written = model.generate(**batch, **settings)
-    nats = None
-    if scored:
-        nats = log_probabilities(model, batch, written, len(written) // len(batch["input_ids"])).sum(1).tolist()
     for number, source in enumerate(sources):
-        rows = range(number * search.count, (number + 1) * search.count)
-        source.answers = [
-            Answer(_until(written[row, 1:].tolist(), search.ends, source.limit), nats[row] if nats else 0.0)
-            for row in rows
-        ]
+        if search.beams > 1:
+            own = written[number * search.count : (number + 1) * search.count, 1:].tolist()
+            source.answers = [Answer(_until(tokens, search.ends, source.limit)) for tokens in own]
         source.done = True
+    if scored:
+        found = log_probabilities(model, batch, written, len(written) // len(batch["input_ids"])).sum(1).tolist()
+        for answer, nats in zip((one for source in sources for one in source.answers), found, strict=True):
+            answer.nats = nats
 
 
 def _until(tokens: list[int], ends: frozenset[int], limit: int) -> list[int]:

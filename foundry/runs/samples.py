@@ -127,5 +127,5 @@ def fill(model: PreTrainedModel, sources: list[list[int]], new_tokens: int) -> l
     """Token ids that the model writes for each source, given as ids. new_tokens: at most so many."""
     rows = [Source([token for token in ids if token != model.config.pad_token_id], new_tokens) for ids in sources]
     search = dict(num_beams=1, num_return_sequences=1, do_sample=False, max_new_tokens=new_tokens)
-    AnswerFinder(model, len(rows))(rows, **search)
+    AnswerFinder(model, len(rows)).find(rows, **search)
     return [row.answers[0].tokens for row in rows]

@@ -82,7 +82,7 @@ def answers_of_draws(
     was_training, device, count, longest = model.training, draws.device, *draws.shape[1:]
     lengths = sources["attention_mask"].sum(1).tolist()
     low = torch.is_autocast_enabled(device.type)
-    find = AnswerFinder(model, rows_to_generate(model.config, max(lengths), longest, count, device, low))
+    finder = AnswerFinder(model, rows_to_generate(model.config, max(lengths), longest, count, device, low))
 
     def warp(scores: torch.Tensor) -> torch.Tensor:
         return scores / temperature
@@ -92,7 +92,9 @@ def answers_of_draws(
         for ids, length, numbers in zip(sources["input_ids"].tolist(), lengths, draws.cpu(), strict=True)
     ]
     model.eval()
-    find(sorted(rows, key=lambda row: -len(row.ids)), **PLAIN, num_return_sequences=count, max_new_tokens=longest)
+    finder.find(
+        sorted(rows, key=lambda row: -len(row.ids)), **PLAIN, num_return_sequences=count, max_new_tokens=longest
+    )
     model.train(was_training)
     written = torch.full((len(rows), count, longest), IGNORE_INDEX)
     for row, source in enumerate(rows):

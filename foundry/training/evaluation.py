@@ -214,9 +214,9 @@ def scored(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | 
     return RowScores(statistics, torch.cat([scores.encoded for scores in found]))
 
 
-def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: AnswerFinder | None) -> torch.Tensor:
+def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, finder: AnswerFinder | None) -> torch.Tensor:
     """The answers [B, T] to the sources of a batch, behind the token that the decoder reads first. encoded: the
-    encoder's output, if it is known. find: that of the evaluation."""
+    encoder's output, if it is known. finder: that of the evaluation."""
     model, device = trainer.model, trainer.args.device
     own = model.generation_config
     search = _search_of(trainer)
@@ -225,15 +225,15 @@ def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, find: Ans
     if encoded is not None:
         for row, output in zip(rows, encoded, strict=True):
             row.encoded = output
-    find = find or AnswerFinder(model, len(rows))
-    find.slots = len(rows)
+    finder = finder or AnswerFinder(model, len(rows))
+    finder.slots = len(rows)
     if not is_sharded(model):
         longest = search.get("max_length") or own.max_length or 1
         beams = search.get("num_beams") or own.num_beams or 1
         source = inputs["input_ids"].shape[1]
-        find.slots = rows_to_generate(model.config, source, longest, beams, device, trainer.args.bf16)
+        finder.slots = rows_to_generate(model.config, source, longest, beams, device, trainer.args.bf16)
     with trainer.accelerator.autocast():  # accelerate wraps the model's forward, which is not called
-        find(rows, **search)
+        finder.find(rows, **search)
     written = []
     for row in rows:
         ids = [own.decoder_start_token_id, *row.answers[0].tokens]

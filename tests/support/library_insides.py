@@ -156,7 +156,7 @@ INSIDES = [
     ),
     # products in float32 take 0.3 to 0.6 times the time of F.linear on a CPU of AMD; until F.linear takes oneDNN there
     (["foundry/modeling/onednn"], ["_linear_pointwise"], "of torch.ops.mkldnn: a product by oneDNN"),
-    (["foundry/modeling/products"], ["_reorder_linear_weight"], "of torch.ops.mkldnn: a matrix packed for it"),
+    (["foundry/modeling/decoding_layers"], ["_reorder_linear_weight"], "of torch.ops.mkldnn: a matrix packed for it"),
     # one kernel for many tensors, as torch's own optimizers use them; until torch offers them publicly, or
     # torch.optim.AdamW takes a rate for each tensor
     (

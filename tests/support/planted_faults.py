@@ -48,8 +48,16 @@ foundry/modeling/decoding.py, seen by unit/test_decoding.py
   + source.draws[:, 0]
 tasks/answering.py, seen by unit/test_predict_t5.py
   draws_by_place_in_the_batch
-  - uniform_numbers(plan.args.seed, texts, plan.count, plan.limit)
-  + uniform_numbers(plan.args.seed, [(n,) for n, _ in enumerate(texts)], plan.count, plan.limit)
+  - uniform_numbers(plan.args.seed, [places[text] for text in batch], plan.count, plan.limit)
+  + uniform_numbers(plan.args.seed, [(n,) for n, _ in enumerate(batch)], plan.count, plan.limit)
+foundry/modeling/families.py, seen by unit/test_decoding.py
+  every_tied_head_is_scaled
+  - scales = self.head_scaled_by is not None and getattr(config, self.head_scaled_by)
+  + scales = config.tie_word_embeddings
+features/server/waiting_texts.py, seen by features/server/test_server.py
+  what_is_answered_stays_in_its_batch
+  - self.at_work.remove(text)
+  + pass
 features/rerank/similarity.py, seen by features/rerank/test_rerank.py
   repeated_answers_count_once
   - totals = pairs @ times - pairs.diagonal()

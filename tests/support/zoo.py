@@ -27,7 +27,7 @@ import torch
 from safetensors.torch import save_file
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from foundry.model_t5 import create_model
 
@@ -358,6 +358,17 @@ def _with_words(config: dict, words: int) -> dict:
     """The configuration with this many rows, in every part that has the number."""
     parts = {name: _with_words(part, words) for name, part in config.items() if isinstance(part, dict)}
     return config | parts | ({"vocab_size": words} if "hidden_activation" in config or "decoder" in config else {})
+
+
+def write_tied(folder: Path, family: str) -> None:
+    """Writes a checkpoint of the family as transformers makes one: its head is the embedding. Its weights are large."""
+    write_checkpoint(folder, family)
+    (folder / "pytorch_model.bin").unlink(missing_ok=True)
+    torch.manual_seed(0)
+    model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
 
 
 def write_checkpoint(folder: Path, family: str) -> int:

@@ -2,21 +2,21 @@
 
 import os
 import random
-import tempfile
-from pathlib import Path
 from unittest import mock
 
 import peft
 import torch
 import zoo
 from absl.testing import parameterized
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from foundry.model_t5 import create_model
-from foundry.modeling import decoding_layers, onednn
+from foundry.modeling import decoding_layers, found_answers, onednn
 from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import DECODERS, Layers
+from foundry.modeling.families import family_of, is_tied
 from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
+from foundry.modeling.generation_settings import complete
 from foundry.modeling.products import use_fast_products
 
 WORDS = 300
@@ -39,11 +39,16 @@ RULES = [
 ]
 
 
-def made_model(family: str = "t5_v1_1", **changes):
-    """A model whose logits are far from each other."""
+def made_model(family: str = "t5_v1_1", plain: bool = False, **changes):
+    """A model whose logits are far from each other. plain: as transformers makes it, with the embedding as head."""
     torch.manual_seed(0)
-    values = zoo.config_of(family, WORDS) | changes
-    model = create_model(AutoConfig.for_model(**values)).eval().requires_grad_(False)
+    config = AutoConfig.for_model(**zoo.config_of(family, WORDS) | changes)
+    if plain:
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
+        family_of(config).prepare(model, is_new=False)
+    else:
+        model = create_model(config)
+    complete(model.eval().requires_grad_(False))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     model.generation_config.update(eos_token_id=ENDS, max_length=None)
@@ -101,30 +106,32 @@ class SameAnswersTest(parameterized.TestCase):
             wanted = generated(model, sources, max_new_tokens=12, **search)
             self.assertEqual([answer.tokens for answer in found(model, sources, 4, **search)], wanted)
 
-    def test_columns_are_moved_and_the_cache_grows(self):
-        """The cache has 4 columns at first; sources that begin late see none of the columns before."""
+    def test_the_cache_grows_and_what_a_row_does_not_see_does_not_spread(self):
+        """The cache has 4 columns at first; sources that begin late see none of the columns before. What a row does not
+        see may be any number, also none, but is multiplied by 0."""
         model, sources = made_model(), made_sources(23)
         wanted = generated(model, sources, max_new_tokens=30)
+        taken = [torch.full((64, 300), torch.nan) for _ in range(50)]  # memory that is given back full of nan
+        del taken
         with mock.patch.object(decoding_layers, "COLUMNS", 4):
             self.assertEqual([one.tokens for one in found(model, sources, 3, max_new_tokens=30)], wanted)
 
-    def test_bytes_of_numbers_that_are_none_do_not_spread(self):
-        """What a row does not see may be any number, but is multiplied by 0."""
-        model, sources = made_model(), made_sources(12)
-        wanted = generated(model, sources, max_new_tokens=12)
-        taken = [torch.full((64, 300), torch.nan) for _ in range(50)]  # memory that is given back full of nan
-        del taken
-        self.assertEqual([one.tokens for one in found(model, sources, 5)], wanted)
-
-    @parameterized.parameters(dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5))
-    def test_scores_are_those_of_a_forward_pass(self, **search):
-        model, sources = made_model(), made_sources(9)
-        got = found(model, sources, 4, **search)
-        count = search.get("num_return_sequences", 1)
-        for number, answer in enumerate(got):
-            batch = {"input_ids": torch.tensor([sources[number // count]])}
-            wanted = log_probabilities(model, batch, torch.tensor([[0, *answer.tokens]]), 1).sum().item()
-            self.assertAlmostEqual(answer.nats, wanted, delta=1e-4)
+    @parameterized.product(family=zoo.FAMILIES, plain=(False, True))
+    def test_scores_are_those_of_a_forward_pass(self, family, plain):
+        """Where the head is the embedding too, whose input some families scale and others do not."""
+        model = made_model(family, tie_word_embeddings=plain) if family in zoo.GEMMA else made_model(family, plain)
+        self.assertEqual(is_tied(model), plain or family == "t5_v1_0")
+        start = model.generation_config.decoder_start_token_id
+        for search in (dict(), BEAMS, BEAMS | dict(repetition_penalty=1.5)):
+            rows = [Source(ids) for ids in made_sources(5)]
+            AnswerFinder(model, 4).find(rows, scored=True, max_new_tokens=12, **search)
+            for row in rows:
+                self.assertLen(row.answers, search.get("num_return_sequences", 1))
+                for answer in row.answers:
+                    given = torch.tensor([[start, *answer.tokens[:-1]]])
+                    logits = model(input_ids=torch.tensor([row.ids]), decoder_input_ids=given).logits[0]
+                    wanted = logits.log_softmax(-1)[range(len(answer.tokens)), answer.tokens].sum().item()
+                    self.assertAlmostEqual(answer.nats, wanted, delta=1e-4)
 
     def test_beams_have_the_scores_of_generate(self):
         model, (source,) = made_model(), made_sources(1)
@@ -242,24 +249,69 @@ class WhatGenerateDoesTest(parameterized.TestCase):
 
     @parameterized.parameters("t5gemma", "t5gemma2")
     def test_generate_takes_what_the_loop_lacks(self, family):
-        """Draws, limits, watches and scores are the caller's as in the loop, and a printed line says why."""
-        with tempfile.TemporaryDirectory() as place:
-            zoo.write_checkpoint(Path(place) / family, family)
-            from foundry.model_t5 import load_model
-
-            model = load_model(str(Path(place) / family)).eval()
-        sources = made_sources(5)
+        """Draws, limits, watches and scores are the caller's as in the loop, and a printed line says why, once."""
+        model, sources, got = made_model(family), made_sources(5), []
         draws = torch.rand(5, 2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        got = []
-        for size in (1, 5):
-            rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
-            settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
-            with mock.patch("foundry.modeling.found_answers.print_once") as told:
-                AnswerFinder(model, size)(rows, scored=True, **settings)
-            self.assertIn("written out", told.call_args.args[0])
-            got.append([answer.tokens for row in rows for answer in row.answers])
-            self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
+        found_answers.tell_that_generate_answers.cache_clear()
+        with mock.patch.object(found_answers, "print_once") as told:
+            for size in (1, 5):
+                rows = [Source(ids, 6, draws=draws[number]) for number, ids in enumerate(sources)]
+                settings = dict(do_sample=True, num_return_sequences=2, max_new_tokens=6, top_k=9)
+                AnswerFinder(model, size).find(rows, scored=True, **settings)
+                got.append([answer.tokens for row in rows for answer in row.answers])
+                self.assertTrue(all(answer.nats < 0 for row in rows for answer in row.answers))
         self.assertEqual(*got)
+        told.assert_called_once()
+        self.assertIn("written out", told.call_args.args[0])
+
+    @parameterized.parameters(*RULES[:7])
+    def test_generate_draws_as_the_loop(self, _, changes):
+        """By the same numbers, under the same rules, each source with its own temperature."""
+        model, sources, got = made_model(), made_sources(7), []
+        model.generation_config.update(**changes)
+        draws = torch.rand(7, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        for reason in (None, "as if it lacked something"):
+            rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+            for row in rows[1:]:
+                row.warp = lambda scores, row=row: scores / (3 + len(row.ids) / 9)
+            finder = AnswerFinder(model, 3)
+            finder.model_lacks = reason
+            finder.find(rows, do_sample=False, num_return_sequences=3, **dict(max_new_tokens=12) | changes)
+            got.append([answer.tokens for row in rows for answer in row.answers])
+        self.assertGreater(len({*map(tuple, got[0])}), 14)
+        self.assertEqual(*got)
+
+    @parameterized.product(slots=(1, 4), warms=(False, True))
+    def test_drawn_answers_repeat_nothing_of_the_source(self, slots, warms):
+        """Whether they are alone or beside longer ones, at any temperature."""
+        model, sources = made_model(), made_sources(9)
+        model.generation_config.update(encoder_no_repeat_ngram_size=1, eos_token_id=2)
+        draws = torch.rand(9, 3, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+        for row in rows if warms else ():
+            row.warp = lambda scores: scores / 9
+        AnswerFinder(model, slots).find(rows, do_sample=False, num_return_sequences=3, max_new_tokens=12)
+        for row in rows:
+            for answer in row.answers:
+                self.assertNoCommonElements(answer.tokens, row.ids)
+
+    def test_drawn_answers_have_the_penalty_of_the_sources_tokens(self):
+        """Each token is the first whose cumulated probability is larger, where logits of the source's tokens are
+        multiplied or divided by the penalty: transformers makes them likelier by a penalty above 1."""
+        model, sources = made_model(), made_sources(4)
+        model.generation_config.update(encoder_repetition_penalty=1.8)
+        draws = torch.rand(4, 2, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        rows = [Source(ids, 12, draws=draws[number]) for number, ids in enumerate(sources)]
+        AnswerFinder(model, 4).find(rows, do_sample=False, num_return_sequences=2, max_new_tokens=12)
+        for row in rows:
+            for numbers, answer in zip(row.draws, row.answers, strict=True):
+                given = torch.tensor([[0, *answer.tokens[:-1]]])
+                logits = model(input_ids=torch.tensor([row.ids]), decoder_input_ids=given).logits[0].double()
+                own = logits[:, row.ids]
+                logits[:, row.ids] = torch.where(own > 0, own * 1.8, own / 1.8)
+                sums = logits.softmax(-1).cumsum(-1)
+                wanted = sums.gt(numbers[: len(given[0]), None]).int().argmax(-1)
+                self.assertEqual(answer.tokens, wanted.tolist())
 
 
 class ProductsTest(parameterized.TestCase):

@@ -35,15 +35,21 @@ from foundry.training.drawn_answers import uniform_numbers
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
-PROMPTED = ("preference", "unpaired", "prompt_completion")
-SYSTEM, USER = dict(role="system", content="Be brief."), dict(role="user", content="Which?")
-SAID = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]
-ASKED = "Now complete the following example - Input:"
 NATURAL = {"Definition": "A", "Instances": [{"input": "Which?"}]}
+NAMES = {"Definition": ["Name it."], "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}]}
+NOW = "Now complete the following example - Input:"
+DEFINED = f"Definition: Name it. {NOW}"
+SAID = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "Which?"}]
+COLUMNS = dict(source_column=["q", "c"], target_column=["a"])
+PAGES = {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]}
+QUESTIONS = ["q: 1 c: x", "q: 2 c: x"]
+USER, SYSTEM = dict(role="user", content="Which?"), dict(role="system", content="Be brief.")
+PROMPTS = [("Which?", "Which?"), ([USER], "Which?"), ([SYSTEM, USER], "system: Be brief.\nuser: Which?")]
+OWN = dict(benchmark="own", dataset_name="pairs")
+OWN_TEXT = OWN | dict(source_column=["text"], target_column=["a"])
+GRAPH = "translate Graph to English"
 BACKENDS = [name for name in predict_t5.BACKENDS if name != "gguf"]  # which has no beams: test_gguf.py
-OWN, GLUE = dict(benchmark="own", dataset_name="pairs"), dict(benchmark="glue")
-PAIRS = dict(source_column=["q"], target_column=["a"])
-FOUR = "--num_return_sequences 4"
+FOUR = ["--num_return_sequences", "4"]
 FLAGS = ["--use_cpu", "true", "--max_new_tokens", "6", "--batch_size", "4"]
 
 
@@ -84,9 +90,6 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.model = workspace() / "model"
-
-    def reader(self, *options) -> InputReader:
-        return InputReader(predict_t5.recorded_task(str(self.model), None)[0], *options)
 
     def write(self, name: str, text: str) -> Path:
         (self.folder / name).write_text(text)
@@ -136,47 +139,32 @@ class PredictTest(TestCase):
         self.assertEqual([row["prediction"] for row in rows], [*wanted, ""])
         self.assertEqual(result, {"inputs": 24, "answered": 24})
 
-    def test_texts_are_drawn_only_if_asked_for(self):
-        """T5Gemma 2's generation_config.json says do_sample."""
-        self.with_record(benchmark="glue", dataset_name="cola")
-        GenerationConfig(do_sample=True, decoder_start_token_id=0, eos_token_id=1).save_pretrained(self.model)
-        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
-        _, rows, _ = self.predict(path)
-        wanted = plain_answers([f"cola sentence: {line}" for line in LINES])
-        self.assertEqual([row["prediction"] for row in rows], wanted)
-
-    @parameterized.parameters(1, 2)
-    def test_a_generation_config_without_end_and_with_several_texts(self, count):
-        """As `GenerationConfig(num_beams=2).save_pretrained` writes it: the ids stand in config.json alone."""
-        self.with_record(benchmark="glue", dataset_name="cola")
-        search = dict(num_beams=2, num_return_sequences=2)
-        GenerationConfig(**search).save_pretrained(self.model)
-        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
-        more = ["--num_return_sequences", "2", "--num_beams", "2"] if count == 2 else []
-        _, rows, _ = self.predict(path, *more)
-        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], num_beams=2)
-        self.assertEqual([row["prediction"] for row in rows], wanted)
-        self.assertEqual(["n_best" in row for row in rows], [count == 2] * len(LINES))
-        self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
-
     @parameterized.parameters(
-        dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5),
-        dict(penalty_alpha=0.6),
-        dict(stop_strings=["a"]),
-        dict(constraints=[1]),
-        dict(dola_layers="low"),
-        dict(max_time=1e-9),
-        dict(return_dict_in_generate=True),
+        (dict(do_sample=True, decoder_start_token_id=0, eos_token_id=1), {}, ""),  # as T5Gemma 2's
+        (dict(num_beams=2, num_return_sequences=2), dict(num_beams=2), ""),  # the end stands in config.json alone
+        (dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5), dict(num_beams=2), "num_beam_groups 2"),
+        (dict(penalty_alpha=0.6), {}, "penalty_alpha 0.6"),
+        (dict(stop_strings=["a"]), {}, "stop_strings ['a']"),
+        (dict(constraints=[1]), {}, "constraints [1]"),
+        (dict(dola_layers="low"), {}, "dola_layers low"),
+        (dict(max_time=1e-9), {}, "max_time 1e-09"),
+        (dict(return_dict_in_generate=True), {}, ""),
     )
-    def test_settings_that_generate_does_not_follow_alone_are_left_out(self, **own):
+    def test_what_is_followed_of_generation_config(self, own, search, ignored):
+        """Texts are drawn, and several are written, only if flags ask for it; what is left out is named."""
         self.with_record(benchmark="glue", dataset_name="cola")
         (self.model / "generation_config.json").write_text(json.dumps(own))
-        _, rows, printed = self.predict(self.write("in.csv", "sentence\n" + "\n".join(LINES)))
-        beams = {"num_beams": 2} if "num_beams" in own else {}
-        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], **beams)
+        path = self.write("in.csv", "sentence\n" + "\n".join(LINES))
+        _, rows, printed = self.predict(path)
+        wanted = plain_answers([f"cola sentence: {line}" for line in LINES], **search)
         self.assertEqual([row["prediction"] for row in rows], wanted)
-        for name in own.keys() - {"num_beams", "return_dict_in_generate"}:
-            self.assertIn(f"generation_config.json: {name} {own[name]} is ignored", printed)
+        self.assertFalse(any("n_best" in row for row in rows))
+        self.assertEqual("is ignored" in printed, bool(ignored))
+        self.assertIn(ignored, printed)
+        self.assertEqual(load_model(str(self.model)).generation_config.eos_token_id, 1)
+        if "num_return_sequences" in own:
+            more = ["--num_return_sequences", 2, "--num_beams", 2, "--overwrite_output_file"]
+            self.assertEqual([row["prediction"] for row in self.predict(path, *more)[1]], wanted)
 
     @parameterized.parameters((-1, True), (0, False))
     def test_texts_that_are_cut_are_counted(self, more, told):
@@ -256,10 +244,7 @@ class PredictTest(TestCase):
         loaded = mock.patch.object(predict_t5, "answering_tokenizer", return_value=load_tokenizer(str(self.model)))
         with loaded, small_disk(largest):
             _, _, error = run_main(predict_t5.main, *flags, "--input_file", path, code=2)
-        self.assertRegex(
-            error.splitlines()[-1],
-            "error: --output_file .*answers.jsonl: no room on the disk .* the same command resumes",
-        )
+        self.assertRegex(error.splitlines()[-1], "error: --output_file .*answers.jsonl: .* the same command resumes")
         result, rows, _ = self.predict(path)
         self.assertEqual(result["answered"] < 23, largest > 100)
         self.assertEqual([row["prediction"] for row in rows], plain_answers(LINES))
@@ -351,24 +336,6 @@ class PredictTest(TestCase):
                 loss = model(**batch, labels=labels).loss
                 self.assertAlmostEqual(best["log_probability"], -loss.item() * labels.numel(), places=2)
 
-    @parameterized.parameters(0.0, 1.0)
-    def test_beams_come_in_the_order_of_their_scores(self, power):
-        path = self.write("in.txt", "\n".join(LINES[:8]))
-        flags = ["--num_beams", "4", "--num_return_sequences", "4", "--length_penalty", power]
-        tokenizer, model = AutoTokenizer.from_pretrained(self.model), load_model(str(self.model))
-        for row in self.predict(path, *flags)[1]:
-            found = model.generate(
-                **tokenizer(row["source"], return_tensors="pt"),
-                num_beams=4,
-                num_return_sequences=4,
-                length_penalty=power,
-                max_new_tokens=6,
-            )
-            ids = [tokens[1:].tolist() for tokens in found]
-            counts = [text.index(1) + 1 if 1 in text else len(text) for text in ids]  # EOS counts
-            scores = [one["log_probability"] / count**power for one, count in zip(row["n_best"], counts, strict=True)]
-            self.assertSequenceAlmostEqual(scores, sorted(scores, reverse=True), places=3)
-
     def test_a_penalty_for_the_beams_of_the_checkpoint(self):
         path = self.write("in.txt", "\n".join(LINES))
         _, _, error = self.predict(path, "--length_penalty", "2.0", code=2)
@@ -405,9 +372,9 @@ class PredictTest(TestCase):
 
     def test_the_plan_shows_the_settings_of_the_file(self):
         self.check_settings("transformers")
-        flags = ["--model_name_or_path", self.with_settings(num_beams=4, no_repeat_ngram_size=2, top_k=5)]
-        flags += ["--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"]
-        printed = self.predict(self.write("in.txt", "\n".join(LINES)), *flags)[-1]
+        path, export = self.folder / "in.txt", self.folder / "rules"
+        flags = ["--do_sample", "--num_beams", "1", "--overwrite_output_file", "true"]
+        printed = self.predict(path, "--model_name_or_path", export, *flags)[-1]
         self.assertRegex(printed, "search +no_repeat_ngram_size 2, top_k 5, .*do_sample True")
 
 
@@ -454,7 +421,7 @@ class CountsTest(TestCase):
         ids = self.ids(folder, LINES, max_new_tokens=6)
         texts = [text.strip() for text in tokenizer.batch_decode(ids, skip_special_tokens=True)]
         labels = [text for text, _ in Counter(filter(None, texts)).most_common(2)]
-        record = dict(**OWN, **PAIRS, labels=labels)
+        record = dict(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], labels=labels)
         (folder / "task.json").write_text(json.dumps(record | dict(target_type="class")))
         flags = ["--model_name_or_path", folder, "--backend", backend]
         printed = " ".join(self.predict(self.write("in.txt", "\n".join([*LINES, ""])), *flags)[-1].split())
@@ -494,21 +461,20 @@ class TaskTest(TestCase):
         entry, _ = predict_t5.recorded_task(str(self.model), "super_glue/rte")
         self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
 
+    def own_pairs(self, columns: list[str] | None = None, tsv_header: bool | None = None, **record) -> InputReader:
+        """The reader of a model that was trained on own pairs."""
+        self.with_record(benchmark="own", dataset_name="pairs", **record)
+        return InputReader(predict_t5.recorded_task(str(self.model), None)[0], columns, tsv_header)
+
     def test_own_pairs(self):
-        self.with_record(
-            **OWN,
-            source_column=["prompt"],
-            target_column=["completion"],
-            source_prefix="say: ",
-            max_target_length=4,
-        )
-        path = self.write("in.jsonl", json.dumps({"prompt": "old fox"}) + "\n")
-        _, (row,), printed = self.predict(path)
-        self.assertEqual(row["prediction"], plain_answers(["say: old fox"])[0])
-        self.assertEqual(
-            self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")[1][0],
-            {"source": "old fox", "prediction": row["prediction"]},
-        )
+        """A record that has the sources alone is answered, and keeps its columns; or a line of text."""
+        columns = dict(source_column=["prompt"], target_column=["completion"])
+        self.own_pairs(**columns, source_prefix="say: ", max_target_length=4)
+        path = self.write("in.jsonl", json.dumps({"prompt": "old fox", "id": 7}) + "\n")
+        answer = plain_answers(["say: old fox"])[0]
+        self.assertEqual(self.predict(path)[1], [{"prompt": "old fox", "id": 7, "prediction": answer}])
+        again = self.predict(self.write("in.txt", "old fox"), "--overwrite_output_file", "true")
+        self.assertEqual(again[1], [{"source": "old fox", "prediction": answer}])
 
     @parameterized.parameters(
         (dict(target_type="class", labels=["no", "old fox number old fox number"]), None),
@@ -516,7 +482,7 @@ class TaskTest(TestCase):
         (dict(generation_max_length=21), 20),  # as it was evaluated; the start token is counted there
     )
     def test_an_answer_may_be_as_long_as_in_evaluation(self, record, tokens):
-        self.with_record(**OWN, **PAIRS, **record)
+        self.with_record(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"], **record)
         tokens = tokens or len(load_tokenizer(str(self.model))(record["labels"][1])["input_ids"])
         path = self.write("in.txt", "old fox\n")
         _, printed, _ = run_main(
@@ -525,121 +491,76 @@ class TaskTest(TestCase):
         self.assertRegex(printed, f"max_new_tokens {tokens}\n")
 
     @parameterized.parameters(
-        (
-            dict(record_shape="alpaca"),
-            [{"instruction": "Greet."}, {"instruction": "Say.", "input": "it"}],
-            ["Greet.", "Say.\nit"],
-        ),
+        (dict(record_shape="alpaca"), [{"instruction": "A."}, {"instruction": "B.", "input": "it"}], ["A.", "B.\nit"]),
         (
             dict(record_shape="natural_instructions_0"),
-            [
-                {
-                    "Definition": ["Name it."],
-                    "Instances": [{"input": "snow", "id": 1}, {"input": "ink", "output": ["a"]}],
-                }
-            ],
-            [
-                f"Definition: Name it. Now complete the following example - Input: {it}. Output:"
-                for it in ("snow", "ink")
-            ],
+            [NAMES],
+            [f"{DEFINED} {it}. Output:" for it in ("snow", "ink")],
         ),
+        (dict(COLUMNS, records="data.qas"), [PAGES, {"q": "4", "c": "z"}], [*QUESTIONS, "q: 3 c: y", "q: 4 c: z"]),
+        (dict(COLUMNS, records="page.qas"), [{"page": PAGES["data"][0]}], QUESTIONS),
         (
-            dict(source_column=["q", "c"], target_column=["a"], records="data.qas"),
-            [
-                {"data": [{"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}, {"c": "y", "qas": [{"q": "3"}]}]},
-                {"q": "4", "c": "z"},
-            ],
-            ["q: 1 c: x", "q: 2 c: x", "q: 3 c: y", "q: 4 c: z"],
-        ),
-        (
-            dict(source_column=["q", "c"], target_column=["a"], records="page.qas"),
-            [{"page": {"c": "x", "qas": [{"q": "1"}, {"q": "2"}]}}],
-            ["q: 1 c: x", "q: 2 c: x"],
-        ),
-        (
-            dict(**PAIRS, records="*"),
+            dict(source_column=["q"], target_column=["a"], records="*"),
             [{"i": {"q": "1"}, "j": {"q": "2"}}, {"q": "3"}],
             ["1", "2", "3"],
         ),
     )
     def test_inputs_in_the_shapes_of_the_training_rows(self, flags, records, texts):
         """Without the outputs, which are asked for; rows within records, or by themselves."""
-        self.with_record(**OWN, train_file=["x.json"], **flags)
-        reader = self.reader()
+        reader = self.own_pairs(train_file=["x.json"], **flags)
         path = self.write("in.jsonl", "".join(json.dumps(record) + "\n" for record in records))
         items = list(reader.read(path))
         self.assertEqual([text for item in items for text in item.texts], texts)
         self.assertLen(items, len(texts))
 
     @parameterized.parameters(
-        *((shape, dict(prompt="Which?"), "Which?") for shape in PROMPTED),
-        *((shape, dict(prompt=[USER]), "Which?") for shape in PROMPTED),
-        *((shape, dict(prompt=[SYSTEM, USER]), "system: Be brief.\nuser: Which?") for shape in PROMPTED),
-        ("messages", dict(messages=[USER]), "Which?"),
-        ("messages", dict(messages=[USER, dict(role="assistant", content="This.")]), "Which?"),
-        ("conversations", dict(conversations=SAID), "system: Be brief.\nuser: Which?"),
+        *(("preference", {"prompt": prompt}, text) for prompt, text in PROMPTS),
+        *(("unpaired", {"prompt": prompt}, text) for prompt, text in PROMPTS),
+        *(("prompt_completion", {"prompt": prompt}, text) for prompt, text in PROMPTS),
+        ("messages", dict(messages=[dict(role="user", content="Which?")]), "Which?"),
+        ("messages", dict(messages=[dict(role=role, content="Which?") for role in ("user", "assistant")]), "Which?"),
+        ("conversations", dict(conversations=SAID), PROMPTS[-1][1]),
         ("pretokenized", dict(inputs_pretokenized="Which?"), "Which?"),
         ("inputs_targets", dict(inputs="Which?"), "Which?"),
         ("alpaca", dict(instruction="Which?"), "Which?"),
         (
             "natural_instructions_2",
             NATURAL,
-            "Definition: A. Now complete the following example - Input: Which? Output:",
+            f"Definition: A. {NOW} Which? Output:",
         ),
     )
-    def test_a_record_of_the_sources_alone_is_read(self, shape, record, text):
-        """And the page asks for one text."""
+    def test_a_record_that_has_the_sources_alone(self, shape, record, text):
+        """The page asks for one text."""
         kinds = {"preference": dict(preference="dpo"), "unpaired": dict(preference="kto")}
-        self.with_record(**OWN, train_file=["x.json"], record_shape=shape, **kinds.get(shape, {}))
-        reader, path = self.reader(), self.write("in.jsonl", json.dumps(record) + "\n")
+        reader = self.own_pairs(train_file=["x.json"], record_shape=shape, **kinds.get(shape, {}))
+        path = self.write("in.jsonl", json.dumps(record) + "\n")
         self.assertEqual([item.texts for item in reader.read(path)], [[text]])
         self.assertEqual(reader.made({}, dict.fromkeys(reader.inputs, text)).texts, [text])
-        if shape in ("conversations", "natural_instructions_2"):
-            _, (row,), _ = self.predict(path)
-            self.assertEqual(row["prediction"], plain_answers([text])[0])
-            self.assertContainsSubset({} if record is NATURAL else record, row)  # its columns are kept
 
     @parameterized.parameters(*(shape for shape in SHAPES if not shape.startswith("natural")))
     def test_a_row_without_the_sources_says_what_is_read(self, shape):
-        own = dict(**OWN, train_file=["x.json"], record_shape=shape)
-        self.with_record(**own)
-        reader = self.reader()
-        path = self.write("in.jsonl", '{"other": "x"}\n')
-        with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*name yours with --source_column"):
-            list(reader.read(path))
+        reader = self.own_pairs(train_file=["x.json"], record_shape=shape)
+        with self.assertRaisesRegex(UserError, "in.jsonl, row 1: .*--source_column"):
+            list(reader.read(self.write("in.jsonl", '{"other": "x"}\n')))
 
     @parameterized.parameters(
-        (
-            "question_answering",
-            "squad",
-            {"question": "Who?", "context": "Ann (7)."},
-            "question: Who ? context: Ann ( 7 ) .",
-        ),
-        (
-            "super_glue",
-            "wsc",
-            {"text": "Tom said he may go.", "span2_index": 2, "span2_text": "he"},
-            "wsc: Tom said *he* may go.",
-        ),
-        (
-            "generation",
-            "web_nlg",
-            {"input": ["A | is | B", "B | has | C"]},
-            "translate Graph to English: A | is | B && B | has | C",
-        ),
-        ("generation", "wiki_split", {"complex": "It rains and we stay ."}, "split: It rains and we stay ."),
+        ("question_answering/squad", dict(question="Who?", context="A (7)."), "question: Who ? context: A ( 7 ) ."),
+        ("super_glue/wsc", dict(text="Tom said he may.", span2_index=2, span2_text="he"), "wsc: Tom said *he* may."),
+        ("generation/web_nlg", dict(input=["A | is | B", "B | has | C"]), f"{GRAPH}: A | is | B && B | has | C"),
+        ("generation/wiki_split", dict(complex="It rains and we stay ."), "split: It rains and we stay ."),
     )
-    def test_named_tasks_are_read_as_in_training(self, benchmark, name, row, text):
+    def test_named_tasks_are_read_as_in_training(self, task, row, text):
         """Their preprocess makes a row's text also where all columns are there, and without the answers."""
+        benchmark, name = task.split("/")
         self.with_record(benchmark=benchmark, dataset_name=name)
-        reader = self.reader()
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         (item,) = reader.read(self.write("in.jsonl", json.dumps(row) + "\n"))
         self.assertEqual(item.texts, [text])
 
     def test_a_carriage_return_within_a_line_begins_no_other_input(self):
         path = self.write("in.txt", "")
         path.write_bytes(b"one\rand half\r\ntwo\n")
-        reader = self.reader()
+        reader = InputReader(predict_t5.recorded_task(str(self.model), None)[0])
         self.assertEqual([item.texts for item in reader.read(path)], [["one\rand half"], ["two"]])
 
     @parameterized.parameters(
@@ -652,23 +573,18 @@ class TaskTest(TestCase):
     )
     def test_json_may_be_the_text_that_a_model_of_parallel_files_reads(self, name, row, columns, is_text):
         files = dict(source_file=["a.txt"], target_file=["b.txt"], validation_split_percentage=5)
-        self.with_record(**OWN, **files)
-        path, line = self.write(name, ""), json.dumps(row)
-        path.write_text(f"{line}\n{line}\n")
-        reader = self.reader(columns)
+        reader = self.own_pairs(columns, **files)
+        path, line = self.write(name, f"{json.dumps(row)}\n" * 2), json.dumps(row)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             if is_text:
                 self.assertEqual([item.texts for item in reader.read(path)], [[line]] * 2)
-                self.assertIn(
-                    f"{path}: each line is an input, since these JSON objects have no column", printed.getvalue()
-                )
+                self.assertStartsWith(printed.getvalue(), f"{path}: each line is an input")
             elif "source" in row:
-                self.assertEqual(
-                    [item.texts for item in reader.read(path)], [[row["source"]] * bool(row["source"])] * 2
-                )
+                texts = [row["source"]] if row["source"] else []
+                self.assertEqual([item.texts for item in reader.read(path)], [texts] * 2)
             else:
                 with self.assertRaisesRegex(UserError, f"{name}, row 1.*no column"):
-                    print([item.texts for item in reader.read(path)])
+                    list(reader.read(path))
 
     @parameterized.parameters(
         (False, None, ["1", "x", "y"]),
@@ -678,23 +594,15 @@ class TaskTest(TestCase):
         (None, None, ["x", "y"]),  # an older task.json: a header that has the name wins
     )
     def test_a_number_is_read_as_in_training(self, header, columns, texts):
-        flags = {} if header is None else dict(tsv_header=header)
-        self.with_record(
-            **OWN,
-            train_file=["x.tsv"],
-            source_column=["1"],
-            target_column=["0"],
-            **flags,
-        )
-        entry, record = predict_t5.recorded_task(str(self.model), None)
-        reader = InputReader(entry, columns, record.get("tsv_header"))
+        pairs = dict(train_file=["x.tsv"], source_column=["1"], target_column=["0"])
+        reader = self.own_pairs(columns, header, **pairs)
         path = self.write("in.tsv", "good\t1\np\tx\nq\ty\n")
         self.assertEqual([text for item in reader.read(path) for text in item.texts], texts)
 
     def test_an_empty_row_is_told(self):
-        self.with_record(**OWN, train_file=["x.json"], **PAIRS, records="*")
-        with self.assertRaisesRegex(ValueError, "row 2: no column q, which the task reads"):
-            list(self.reader().read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
+        reader = self.own_pairs(train_file=["x.json"], source_column=["q"], target_column=["a"], records="*")
+        with self.assertRaisesRegex(ValueError, "row 2: no column q"):
+            list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
         entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
@@ -711,39 +619,39 @@ class TaskTest(TestCase):
         self.assertEqual((item.texts, item.answer([])), ([], " 12. "))
 
     @parameterized.parameters(
-        ({}, "in.csv", "a,b\n1,2\n", "", "column text, .*--source_column; available: a, b"),
-        (OWN | PAIRS, "in.jsonl", '{"q": "x"}\n', "--source_column body", "row 1: .* body, .*; available: q"),
-        ({}, "in.jsonl", '{"text": "x", "prediction": 1}\n', "", "row 1: has a column prediction"),
-        ({}, "in.jsonl", '{"text": "x", "n_best": 1}\n', "", "row 1: has a column n_best"),
-        ({}, "in.jsonl", '{"text": ["x", null]}\n', "", "row 1: the column text is empty"),
-        ({}, "in.jsonl", '{"text": NaN}\n', "", "row 1: the column text is empty"),
-        ({}, "in.jsonl", '{"text": {"en": "x"}}\n', "", "row 1: the column text holds no text, but a .* type dict"),
-        ({}, "in.txt", "", "", "--input_file .*in.txt: the file is empty"),
-        (GLUE | dict(dataset_name="rte"), "in.txt", "x\n", "", "the task reads sentence1, sent"),
-        (GLUE | dict(dataset_name="rte,cola"), "in.txt", "x\n", "", "rte, cola. Name one of them"),
-        (GLUE | dict(dataset_name="rte"), "in.csv", "a,b\n1,2\n", "--source_column a", "2 columns"),
-        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", "", "task.json is gone: --benchmark gone: not in"),
-        (OWN, "in.txt", "x\n", "", "names no source column: a feature that is not"),
-        ({}, "in.txt", "x\n", "--num_return_sequences 3", "num_return_sequences"),
-        ({}, "in.txt", "x\n", "--min_new_tokens 9", "--min_new_tokens 9: must be at most 6"),
-        ({}, "in.txt", "x\n", "--length_penalty 3", "--length_penalty 3.0: is for beams: add --num_beams 4"),
-        ({}, "in.txt", "x\n", "--top_k 3", "--top_k 3: is for drawn answers: add --do_sample"),
-        ({}, "in.txt", "x\n", FOUR, "sequences 4: a greedy search has one .* --num_beams 4, or --do_sample"),
-        ({}, "in.txt", "x\n", f"{FOUR} --num_beams 2", "sequences 4: must be at most 2, the number of beams"),
-        ({}, "in.txt", "x\n", "--top_p 3", "--top_p 3.0: must be above 0 and at most 1"),
+        (dict(), "in.csv", "a,b\n1,2\n", [], "no column text.* --source_column; .* a, b"),
+        (OWN_TEXT, "in.jsonl", '{"text": "x"}\n', ["--source_column", "body"], "row 1: no column body"),
+        (dict(), "in.jsonl", '{"text": "x", "prediction": 1}\n', [], "row 1: .* prediction"),
+        (dict(), "in.jsonl", '{"text": "x", "n_best": 1}\n', [], "row 1: .* n_best"),
+        (dict(), "in.jsonl", '{"text": ["x", null]}\n', [], "row 1: .* text is empty"),
+        (dict(), "in.jsonl", '{"text": NaN}\n', [], "row 1: .* text is empty"),
+        (dict(), "in.jsonl", '{"text": {"en": "x"}}\n', [], "row 1: .* text .* dict"),
+        (dict(), "in.txt", "", [], "--input_file .*in.txt: .* empty"),
+        (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "sentence1, sent"),
+        (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola"),
+        (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
+        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json .* --benchmark gone: "),
+        (OWN, "in.txt", "x\n", [], "no source column"),
+        (dict(), "in.txt", "x\n", ["--num_return_sequences", "3"], "num_return_sequences"),
+        (dict(), "in.txt", "x\n", ["--min_new_tokens", "9"], "--min_new_tokens 9: .* 6"),
+        (dict(), "in.txt", "x\n", ["--length_penalty", "3"], "--length_penalty 3.0: .* --num_beams 4"),
+        (dict(), "in.txt", "x\n", ["--top_k", "3"], "--top_k 3: .* --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR], "sequences 4: .* --num_beams 4, or --do_sample"),
+        (dict(), "in.txt", "x\n", [*FOUR, "--num_beams", "2"], "sequences 4: .* 2,"),
+        (dict(), "in.txt", "x\n", ["--top_p", "3"], "--top_p 3.0: .* 1"),
     )
     def test_mistakes(self, record, name, text, flags, message):
         if record:
             self.with_record(**record)
-        _, rows, error = self.predict(self.write(name, text), *flags.split(), code=2)
+        _, rows, error = self.predict(self.write(name, text), *flags, code=2)
         self.assertRegex(error, message)
         self.assertEmpty(rows)
 
     def test_answers_do_not_take_the_place_of_their_inputs(self):
         path = self.write("answers.jsonl", '{"text": "x"}\n')
         self.assertRegex(self.predict(path, code=2)[2], "--output_file .*answers.jsonl: is the input file")
+        flags = ["--model_name_or_path", self.model, "--input_file", path, *FLAGS]
         for name in ("a.csv", "a.TSV", "a.jsonl.gz"):
-            flags = ["--model_name_or_path", self.model, "--input_file", path, "--output_file", self.folder / name]
-            error = run_main(predict_t5.main, *flags, *FLAGS, code=2)[2]
-            self.assertRegex(error, "--output_file .*: answers are JSON lines, not [.][a-z]+: name it answers.jsonl")
+            error = run_main(predict_t5.main, *flags, "--output_file", self.folder / name, code=2)[2]
+            self.assertRegex(error, f"--output_file .*{name}: .* answers.jsonl")
         self.assertEqual(path.read_text(), '{"text": "x"}\n')

@@ -6,6 +6,7 @@ from unittest import mock
 
 import test_export_checkpoint
 import torch
+import zoo
 from absl.testing import parameterized
 from helpers import sentences
 from test_export_checkpoint import TEXTS, workspace
@@ -31,6 +32,13 @@ class EnginesTest(test_export_checkpoint.TestCase):
         pieces = tokenizer.convert_ids_to_tokens(tokenizer(TEXTS[0]).input_ids)
         answer = ctranslate2.Translator(str(self.out / kind)).translate_batch([pieces], beam_size=1)
         self.assertNotEmpty(answer[0].hypotheses[0])
+
+    @parameterized.parameters("t5_v1_1", "mt5", "umt5")
+    def test_a_head_that_is_the_embedding(self, family):
+        """CTranslate2's own converter scales its input in every family, transformers in umT5 alone."""
+        zoo.write_tied(self.folder / family, family)
+        found, _, _ = self.export(self.folder / family, "--formats", "ctranslate2")
+        self.assertLess(found["ctranslate2"]["largest_difference"], 1e-3)
 
     @parameterized.parameters((False, 8), (True, 1))
     def test_beams_of_ctranslate2_are_counted(self, early_stopping, patience):

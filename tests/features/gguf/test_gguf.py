@@ -65,6 +65,8 @@ def checkpoints() -> Path:
     folder = Path(tempfile.mkdtemp())
     for family in (*FAMILIES, "byt5", "longt5_local", "t5gemma"):
         zoo.write_checkpoint(folder / family, family)
+    for family in ("mt5", "t5_v1_1", "umt5"):
+        zoo.write_tied(folder / f"tied_{family}", family)
     train_tokenizer(sentences(400), folder / "tokenizer", 330)
     torch.manual_seed(0)
     for name, changes in SHAPES.items():
@@ -118,11 +120,17 @@ class WritingTest(parameterized.TestCase):
             matches = [data for data in found.values() if data.shape == parameter.shape]
             self.assertTrue(any(np.array_equal(data, parameter.detach().numpy()) for data in matches))
 
-    @parameterized.parameters(("tied", 32**-0.5), ("untied", 1.0))
+    @parameterized.parameters(("tied", 32**-0.5), ("untied", 1.0), ("tied_umt5", 16**-0.5))
     def test_the_head_has_the_factor_by_which_transformers_scales(self, name, factor):
         one, reader, _ = self.read(name)
         head = next(tensor.data for tensor in reader.tensors if tensor.name == "output.weight")
         np.testing.assert_allclose(head, one.model.lm_head.weight.detach().numpy() * factor, rtol=1e-6)
+
+    @parameterized.parameters("tied_mt5", "tied_t5_v1_1")
+    def test_a_head_that_is_the_embedding_is_not_written_twice(self, name):
+        """llama.cpp takes the embedding then, and scales nothing, as transformers for these."""
+        _, reader, _ = self.read(name)
+        self.assertNotIn("output.weight", [tensor.name for tensor in reader.tensors])
 
     def test_eight_bits_are_within_half_a_step_of_each_block(self):
         one, reader, left = self.read("untied", "gguf_q8_0")

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import zoo
 from absl.testing import parameterized
 from helpers import run_main, sentences
@@ -25,6 +24,8 @@ from features.prompt.prompt import answers_to, prompt, spans
 from foundry.corpora.gaps import gap_encoder
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
+from foundry.modeling.decoding import Answer
+from foundry.modeling.found_answers import Engine
 from foundry.publishing.exports import encode
 from tasks.answering import tokenise
 from tasks.examples import build_tokenize_function
@@ -45,9 +46,19 @@ class SpansTest(parameterized.TestCase):
         self.assertEqual(spans(ids, [99, 98, 97], 1), expected)
 
 
-def engine_of(*ids: int) -> mock.Mock:
-    """An Engine whose answer to every source is these ids."""
-    return mock.Mock(write=mock.Mock(return_value=(np.array([ids]), None)))
+class FixedEngine(Engine):
+    """Its answer to every source is these ids. read: the sources."""
+
+    def __init__(self, *ids: int):
+        self.ids, self.read = ids, []
+
+    def find(self, sources, *_, **__):
+        for source in sources:
+            source.answers = [Answer([*self.ids])]
+            self.read.append(source.ids)
+
+    def score(self, *_):
+        raise NotImplementedError
 
 
 class PromptTest(TestCase):
@@ -56,7 +67,7 @@ class PromptTest(TestCase):
         self.tokenizer = load_tokenizer(str(workspace() / "tokenizer"))
 
     def answers(self, written: str, lines: list[str]) -> list[str]:
-        engine = engine_of(*self.tokenizer(written).input_ids)
+        engine = FixedEngine(*self.tokenizer(written).input_ids)
         return list(answers_to(lines, engine, self.tokenizer))
 
     def run_script(self, lines: str, *flags, model=None, code=None) -> tuple[dict, str, str]:
@@ -84,13 +95,12 @@ class PromptTest(TestCase):
 
     def test_a_task_is_read_as_in_fine_tuning(self):
         """CodeT5's tokenizer begins a text with <s>; pre-training, which cuts running text, does not."""
-        words, engine = load_tokenizer(str(workspace() / "tokenizer")), engine_of(1)
+        words, engine = load_tokenizer(str(workspace() / "tokenizer")), FixedEngine(1)
         content = words.backend_tokenizer
         content.post_processor = TemplateProcessing(single="<unk> $A </s>", special_tokens=[("<unk>", 2), ("</s>", 1)])
         list(answers_to(["bada kuli", "bada <extra_id_0>"], engine, words))
-        read = [call.args[0][0] for call in engine.write.call_args_list]
-        self.assertEqual(read[0], words("bada kuli")["input_ids"])
-        self.assertEqual([ids[0] == 2 for ids in read], [True, False])
+        self.assertEqual(engine.read[0], words("bada kuli")["input_ids"])
+        self.assertEqual([ids[0] == 2 for ids in engine.read], [True, False])
 
     def test_piped_through_the_script(self):
         lines, flags = "bada <extra_id_0> kuli\n\nbada\n", ("--max_new_tokens", 5, "--max_source_length", 3)
@@ -107,34 +117,31 @@ class PromptTest(TestCase):
         (tuned / "task.json").write_text(json.dumps(dict(benchmark="glue", dataset_name="cola,rte")))
         line = " ".join(["bada"] * 600)
         _, _, error = self.run_script(f"{line}\n", model=tuned)
-        self.assertEqual(
-            error.splitlines()[-1], f"the model reads: {self.tokenizer.decode(self.tokenizer(line).input_ids)}"
-        )
+        read = self.tokenizer.decode(self.tokenizer(line).input_ids)
+        self.assertEqual(error.splitlines()[-1], f"the model reads: {read}")
 
     def test_a_terminal_is_asked(self):
         stdin = io.StringIO("bada\n")
         stdin.isatty = lambda: True
         plan = mock.Mock(tokenizer=self.tokenizer, args=mock.Mock(seed=1, max_source_length=None))
         with mock.patch("sys.stdin", stdin), contextlib.redirect_stdout(io.StringIO()) as printed:
-            prompt(plan, engine_of(1))
+            prompt(plan, FixedEngine(1))
         self.assertRegex(printed.getvalue(), "^> .*\n> $")
 
     @parameterized.parameters(
-        (["--num_beams", "0"], "--num_beams 0: must be at least 1"),
-        (["--max_new_tokens", "0"], "--max_new_tokens 0: must be at least 1"),
-        (["--interactiv"], "--interactiv: no such flag; did you mean --interactive"),
-        (["--input_file", "x"], "--input_file x: is for the inputs of a file, which --interactive replaces"),
-        (["--source_prefix", "x"], "--source_prefix x: has no effect with --interactive"),
-        (["--num_return_sequences", "2"], "--num_return_sequences 2: has no effect with --interactive"),
+        (["--num_beams", "0"], "--num_beams 0: .* 1"),
+        (["--max_new_tokens", "0"], "--max_new_tokens 0: .* 1"),
+        (["--interactiv"], "--interactiv: .* --interactive"),
+        (["--input_file", "x"], "--input_file x: .* --interactive"),
+        (["--source_prefix", "x"], "--source_prefix x: .* --interactive"),
+        (["--num_return_sequences", "2"], "--num_return_sequences 2: .* --interactive"),
         (["--web"], "--interactive.*: excludes --web"),
     )
-    def test_refused(self, flags, message):
-        self.assertRegex(self.run_script("", *flags, code=2)[-1], message)
+    def test_refused(self, flags, named):
+        self.assertRegex(self.run_script("", *flags, code=2)[-1], named)
 
     def test_a_folder_without_a_model_is_refused(self):
-        self.assertRegex(
-            self.run_script("", model=self.folder, code=2)[-1], "--model_name_or_path .*: no tokenizer there"
-        )
+        self.assertRegex(self.run_script("", model=self.folder, code=2)[-1], "--model_name_or_path .*tokenizer")
 
 
 class GapsTest(parameterized.TestCase):
@@ -188,10 +195,10 @@ class FamiliesTest(parameterized.TestCase):
         folder, words = animal(family)
         tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
         bada, dile = (tokenizer(word, add_special_tokens=False).input_ids for word in ("bada", "dile"))
-        engine = engine_of(sentinels[0], *bada, sentinels[1], *dile, 1)
+        engine = FixedEngine(sentinels[0], *bada, sentinels[1], *dile, 1)
         (answer,) = answers_to(["Bo <extra_id_0> ri<extra_id_1>li."], engine, tokenizer)
         self.assertEqual(answer, "Bo bada ridileli.")
-        ((given,),) = engine.write.call_args.args
+        (given,) = engine.read
         self.assertEqual([number for number in given if number in sentinels], sentinels[:2])
         self.assertEqual(given[0] if family in zoo.GEMMA else given[-1], 2 if family in zoo.GEMMA else 1)
 
@@ -200,9 +207,9 @@ class FamiliesTest(parameterized.TestCase):
         """The sentinels with which the family was trained: published ids, as the zoo has them."""
         folder, words = animal(family)
         tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
-        text, engine = "Bo <extra_id_0> ri<extra_id_1>li.", engine_of(1)
+        text, engine = "Bo <extra_id_0> ri<extra_id_1>li.", FixedEngine(1)
         list(answers_to([text, "Bo rili."], engine, tokenizer))
-        (wanted,), (plain,) = (call.args[0] for call in engine.write.call_args_list)
+        wanted, plain = engine.read
         task = PLAIN | {"inputs": {"": "text"}}
         self.assertEqual([number for number in wanted if number in sentinels], sentinels[:2])
         plan = mock.Mock(tokenizer=tokenizer, entry={"max_source_length": 100})

@@ -14,6 +14,7 @@ import openai
 from absl.testing import parameterized
 from head_folders import ARE_THERE, COLUMNS, NOT_THERE, answers_to_file, head_folder, texts_of
 from helpers import run_main
+from test_server import crowd
 from test_server import served as server_of
 
 import evaluate_t5
@@ -31,6 +32,11 @@ class EncodersTest(parameterized.TestCase):
         cls.place = Path(cls.enterClassContext(tempfile.TemporaryDirectory()))
         head_folder("embedding", cls.place, source_prefix="find: ")
         cls.texts = texts_of(cls.place)
+
+    def alike(self, found: list[dict], expected: list[dict]) -> None:
+        for one, other in zip(found, expected, strict=True):
+            self.assertEqual(names_of(one), names_of(other))
+            np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5)
 
     def test_embeddings_are_those_of_sentence_transformers(self):
         """By OpenAI's client, from several threads, alone and in a list, in both formats; a query with its prompt."""
@@ -101,39 +107,33 @@ class EncodersTest(parameterized.TestCase):
             (folder / name).write_text(whole)
 
     def test_wrong_requests_get_one_line(self):
-        folder, ids = self.place / "embedding", r"input\[0\]: must be a text, .*token ids are"
+        """What all requests have in common: test_server.py."""
+        folder, ids = self.place / "embedding", r"^input\[0\]: .* token ids"
         with served("--model_name_or_path", folder, "--max_source_length", 8, "--max_queue", 4) as it:
-            for body, status, message in (
-                (b"{", 400, "the request is no JSON object"),
-                ({}, 400, "input: Field required"),
-                ({"input": []}, 400, "input: is an empty list"),
-                ({"input": ""}, 400, "input: is an empty text"),
-                ({"input": ["a", " "]}, 400, r"input\[1\]: is an empty text"),
+            for body, status, named in (
+                ({"input": []}, 400, "^input: .* empty"),
+                ({"input": ["a", " "]}, 400, r"^input\[1\]: .* empty"),
                 ({"input": [1, 2]}, 400, ids),
                 ({"input": [[1, 2]]}, 400, ids),
-                ({"input": {"text": "a"}}, 400, "input: must be a text"),
-                (b'{"input": "\\ud800"}', 400, "input holds half of a character"),
-                ({"input": "a", "model": "other"}, 404, "model other: this server has embedding"),
-                ({"input": "a", "dimensions": 3}, 400, r"dimensions 3: an embedding has \d+ numbers: leave it out"),
-                ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format: Input should be 'float' or"),
-                ({"input": "a", "input_type": "passage"}, 400, "input_type: Input should be 'query' or 'document'"),
-                ({"input": ["a", "yes no " * 40]}, 400, r"input\[1\]: has \d+ tokens, and the model reads at most 8"),
-                ({"input": ["a"] * 5}, 400, "input: makes 5 texts, and at most 4 can wait"),
-                ({"input": "a", "n": 2}, 400, "n: Extra inputs are not permitted"),
+                ({"input": {"text": "a"}}, 400, "^input: .* text"),
+                (b'{"input": "\\ud800"}', 400, "^input "),
+                ({"input": "a", "model": "other"}, 404, "other: .* embedding"),
+                ({"input": "a", "dimensions": 3}, 400, r"^dimensions 3: .* \d+"),
+                ({"input": "a", "encoding_format": "int8"}, 400, "^encoding_format: .* 'float'"),
+                ({"input": "a", "input_type": "passage"}, 400, "^input_type: .* 'query' or 'document'"),
+                ({"input": ["a", "yes no " * 40]}, 400, r"^input\[1\]: .* \d+ tokens, .* 8"),
+                ({"input": ["a"] * 5}, 400, "^input: .* 5 texts, .* 4 "),
             ):
-                with self.subTest(message):
+                with self.subTest(named):
                     found, answer = it.ask("/v1/embeddings", body)
                     self.assertEqual(found, status, answer)
-                    self.assertRegex(answer["error"]["message"], message)
-                    self.assertNotIn("\n", answer["error"]["message"])
+                    self.assertRegex(answer["error"]["message"], named)
             for path in ("/v1/completions", "/v1/classify"):
                 status, answer = it.ask(path, {"input": "a"})
                 self.assertEqual(status, 404)
-                self.assertEqual(answer["error"]["message"], f"{path}: this server answers /v1/embeddings")
+                self.assertRegex(answer["error"]["message"], f"^{path}: .* /v1/embeddings")
             self.assertEqual(it.ask("/v1/embeddings", {"input": "a"})[0], 200)
-            page = it.ask("/metrics")[1]
-            self.assertIn('t5_requests_total{status="404"} 1\n', page)
-            self.assertIn('t5_tokens_total{side="written"} 0\n', page)
+            self.assertIn('t5_requests_total{status="404"} 1\n', it.ask("/metrics")[1])
         with served("--model_name_or_path", folder, "--max_source_length", 8, "--cut_sources") as it:
             (one,) = it.ask("/v1/embeddings", {"input": "yes no " * 40})[1]["data"]
             self.assertGreater(one["cut_from"], 40)
@@ -151,16 +151,11 @@ class EncodersTest(parameterized.TestCase):
                 self.assertStartsWith(answer["id"], "classify-")
                 return answer["data"]
 
-            def alike(found: list[dict], expected: list[dict]) -> None:
-                for one, other in zip(found, expected, strict=True):
-                    self.assertEqual(names_of(one), names_of(other))
-                    np.testing.assert_allclose(numbers_of(one), numbers_of(other), atol=1e-5)
-
-            alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
-            alike(classify(self.texts), wanted)
-            alike(classify({column: self.texts[0]}), wanted[:1])
+            self.alike([one for of_text in clients.map(classify, self.texts) for one in of_text], wanted)
+            self.alike(classify(self.texts), wanted)
+            self.alike(classify({column: self.texts[0]}), wanted[:1])
             if reads_words:
-                alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
+                self.alike(classify([{"words": text.split()} for text in self.texts[:5]]), wanted[:5])
             (about,) = it.ask("/v1/models")[1]["data"]
             labels = {"class": ["False", "True"], "number": None, "entities": ["O", "B-A", "I-A"]}.get(kind, ["C", "V"])
             self.assertEqual((about["inputs"], about["labels"]), ([column], labels))
@@ -174,6 +169,13 @@ class EncodersTest(parameterized.TestCase):
                 status, answer = it.ask("/v1/classify", {"input": given})
                 self.assertEqual(status, 400)
                 self.assertRegex(answer["error"]["message"], message)
+
+    @parameterized.parameters(("embedding", "/v1/embeddings"), ("tokens", "/v1/classify"))
+    def test_requests_of_all_kinds_at_once(self, kind, path):
+        refused = [(400, {"input": []}), (400, {"input": "a", "n": 2}), (400, b"{")]
+        bodies = [{"input": given} for given in (*self.texts[:6], self.texts[:9])]
+        with served("--model_name_or_path", head_folder(kind, self.place)) as it:
+            crowd(self, it, path, bodies, refused, lambda found, alone: self.alike(found["data"], alone["data"]))
 
     def test_tags_have_the_places_of_their_words(self):
         with served("--model_name_or_path", head_folder("tokens", self.place)) as it:
