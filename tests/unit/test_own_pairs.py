@@ -33,7 +33,7 @@ from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
-from tasks.task_records import recorded_flags, task_record
+from tasks.task_records import recorded_fields, recorded_flags, task_record
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -551,8 +551,11 @@ class ReadTest(TestCase):
     )
     def test_numbers_that_are_read_as_places_of_labels_are_told(self, train, dev, told):
         """Labels that are found in the training rows stand in alphabetical order; numbers may follow another."""
-        made = ([{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev))
-        data, _ = self.load(*made, "--target_type class")
+        made = [[{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev)]
+        data, _ = self.load(*made, f"--target_type class --labels {','.join(map(str, sorted({*train})))}")
+        if told:
+            with self.assertRaisesRegex(UserError, "a is the number .*--labels"):
+                self.load(*made, "--target_type class")
         self.assertEqual(data.report(1).rows["labels"], told)
 
     def test_targets_that_are_their_sources_are_counted(self):
@@ -848,7 +851,8 @@ class EntryTest(TestCase):
             again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
             (entry,) = check_tasks(again).values()
             rows = load_rows("pairs", entry, again, "validation")
-        self.assertEqual(entry | {"files": None}, task.entry | {"files": None})
+        fields = recorded_fields(str(self.folder / "model"), "pairs")
+        self.assertEqual(entry | fields | {"files": None}, task.entry | {"files": None})
         self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
         new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
         (entry,) = check_tasks(new).values()
