@@ -17,7 +17,7 @@ embedding_answers.py their part of the answers, and sentence_answers.py that of 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
@@ -34,12 +34,40 @@ POOLINGS = ("mean", "first")
 _OF_TEXTS = "a head writes no text: leave it out"
 _NOT_WITH = {
     "predict_with_generate generation_num_beams generation_max_length": _OF_TEXTS,
-    "z_loss loss_chunk_size span_corruption_file": "is for target texts, of which a head writes none: leave it out",
+    "z_loss loss_chunk_size": "is for target texts, of which a head writes none: leave it out",
     "packing torch_compile": "not with --head, whose rows are padded: leave it out",
 }
 
 
 _OF_EMBEDDINGS = "embedding_temperature normalize_embeddings negative_column score_column"
+# Flags of tasks that all heads follow, the last three without an effect on any number; and those of each head.
+_FOLLOWED = (
+    "task benchmark dataset_name train_file validation_file hub_dataset hub_config source_column target_column "
+    "skip_rows_where validation_split_percentage max_train_samples max_eval_samples max_source_length "
+    "preprocessing_num_workers data_cache_dir overwrite_cache"
+)
+_OF_TEXT_ROWS = (
+    "data_dir source_file target_file validation_source_file validation_target_file tsv_header source_prefix "
+    "record_shape records json_as_text max_piece_length"
+)
+_FOLLOWED_BY = {
+    "tokens": "labels tsv_header",
+    "labels": "labels",
+    "class": f"{_OF_TEXT_ROWS} target_type metrics labels positive_label",
+    "number": f"{_OF_TEXT_ROWS} target_type metrics",
+    EMBEDDING: f"{_OF_TEXT_ROWS} max_target_length",
+}
+
+
+def refuse_unused(head: str, task: Any) -> None:
+    """UserError for the first flag of a task (TaskArguments) that a head does not follow."""
+    refuse(task, " ".join(unused_flags(head, task)), f"has no effect with --head {head}: leave it out")
+
+
+def unused_flags(head: str, task: Any) -> list[str]:
+    """The flags of a task that a head does not follow."""
+    followed = {*_FOLLOWED.split(), *_FOLLOWED_BY[head].split()}
+    return [field.name for field in fields(task) if field.name not in followed]
 
 
 @dataclass
@@ -54,19 +82,12 @@ class Heads(Feature):
         ("freeze_encoder", lambda flags: flags.head == EMBEDDING, "--head embedding trains the encoder: leave it out"),
         (_OF_EMBEDDINGS, lambda flags: flags.head != EMBEDDING, "is for embeddings: needs --head embedding"),
         ("negative_column", lambda flags: flags.score_column, "scored pairs have none: leave out one of the columns"),
-        (
-            "metrics target_type labels",
-            lambda flags: flags.head == EMBEDDING,
-            "not with --head embedding: leave it out",
-        ),
-        ("max_target_length", lambda flags: flags.head not in (None, EMBEDDING), _OF_TEXTS),
         ("characters mask_column", lambda flags: flags.head != "tokens", "needs --head tokens"),
         (
             "pooling",
             lambda flags: flags.head in (None, "tokens"),
             "is for whole texts: needs --head class, labels, number or embedding",
         ),
-        ("target_type", lambda flags: flags.head and flags.target_type == "text", _OF_TEXTS),
         (
             "label_smoothing_factor",
             lambda flags: flags.head == "number",
@@ -116,6 +137,9 @@ class EncoderLearning(RowSource, Learning, ModelSource):
         return self.flags.is_on()
 
     def decide(self, flags: Flags) -> dict[str, Any]:
+        for group in flags.groups:
+            if hasattr(group, "train_file"):
+                refuse_unused(self.flags.head, group)
         if flags.freeze_encoder and flags.train_only:
             refuse(flags, "train_only", "--freeze_encoder says already what is trained: leave one of them out")
         return {}

@@ -13,7 +13,7 @@ words ("1-2") and of empty nodes ("1.1") are left out too; CoNLL-U Plus names it
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,11 +39,13 @@ _UNSPECIFIED = "_"  # in CoNLL-U: a field of which nothing is known
 @dataclass(frozen=True)
 class ConllColumns:
     """Which columns hold words and tags, by number or name; None: of CoNLL-U FORM and UPOS, else the first and the
-    last. header: whether line 1 names the columns; None: it does if it looks like that."""
+    last. header: whether line 1 names the columns; None: it does if it looks like that. are_given: a file without these
+    columns is refused; else they are those of the training's rows, and such a file is read as without them."""
 
     word: str | None = None
     tag: str | None = None
     header: bool | None = None
+    are_given: bool = True
 
 
 @dataclass
@@ -80,15 +82,15 @@ class _File:
 
 
 def conll_rows(
-    path: Path, columns: ConllColumns, has_tags: bool, labels: Collection[str] | None = None
+    path: Path, columns: ConllColumns, has_tags: bool, is_tag: Callable[[str], bool] | None = None
 ) -> Iterator[dict]:
-    """The sentences of a file, {"words", "tags"}; {"words"} without has_tags. labels: known tags, by which a token # is
-    told from a comment; None: those of the file. UserError names the line."""
+    """The sentences of a file, {"words", "tags"}; {"words"} without has_tags. is_tag: whether a field is a tag of the
+    model, by which a token # is told from a comment; None: by the tags of the file. UserError names the line."""
     file = _read(path, columns)
     word, tag = _places(file, columns, has_tags)
-    known = {OUTSIDE, *(labels or ())}
-    if labels is None and tag is not None:
-        known |= {fields[tag] for fields in file.tokens() if len(fields) == file.width}
+    if is_tag is None:
+        place = -1 if tag is None else tag
+        is_tag = {OUTSIDE, *(fields[place] for fields in file.tokens() if len(fields) == file.width)}.__contains__
     if file.has_header:
         say_once(f"{path}: line 1 names the columns, of which {file.names[word]} holds the words")
     words: list[str] = []
@@ -101,7 +103,7 @@ def conll_rows(
             words, tags = [], []
             continue
         fields = file.fields(line)
-        if fields[0] == "-DOCSTART-" or not words and _is_comment(fields, file, tag, known):
+        if fields[0] == "-DOCSTART-" or not words and _is_comment(fields, file, tag, is_tag):
             continue
         if is_first:
             is_first = False
@@ -118,7 +120,7 @@ def conll_rows(
             tags.append(None if file.is_conll_u and fields[tag] == _UNSPECIFIED else fields[tag])
 
 
-def is_conll(path: Path, columns: ConllColumns, labels: Collection[str]) -> bool:
+def is_conll(path: Path, columns: ConllColumns, is_tag: Callable[[str], bool]) -> bool:
     """Whether a file to answer is CoNLL by its suffix or, of lines of text and tables, by what stands in it: as many
     columns in all lines, and known labels in that of the tags; of tables also words with blank lines between them."""
     kind = data_kind(path)
@@ -134,7 +136,7 @@ def is_conll(path: Path, columns: ConllColumns, labels: Collection[str]) -> bool
         return False
     with contextlib.suppress(UserError):
         _, tag = _places(file, columns, has_tags=True)
-        known = sum(fields[tag] in labels for fields in tokens)
+        known = sum(is_tag(fields[tag]) for fields in tokens)
         if known >= LEAST_KNOWN * len(tokens):
             say_once(f"{path}: read as CoNLL, since its lines end in tags")
             return True
@@ -180,6 +182,8 @@ def _places(file: _File, columns: ConllColumns, has_tags: bool) -> tuple[int, in
     if columns.word is None and not file.names:
         _refuse_numbers(file, has_tags)
         _refuse_tags_first(file, has_tags)
+    if not columns.are_given and any(_is_missing(file, name) for name in (columns.word, columns.tag)):
+        columns = ConllColumns(header=columns.header)
     word = _place(file, "source_column", columns.word, [("FORM",), _WORD_NAMES], 0)
     if not has_tags:
         return word, None
@@ -204,6 +208,11 @@ def _place(file: _File, flag: str, name: str | None, usual: Sequence[Collection[
     if file.names:
         known = f"{listed(file.names)}, or {known}"
     raise UserError(f"--{flag} {name}: {file.path} has no such column; it has: {known}")
+
+
+def _is_missing(file: _File, name: str | None) -> bool:
+    is_number = name is not None and name.isdecimal() and int(name) < file.width
+    return not is_number and name is not None and name.lower() not in [one.lower() for one in file.names]
 
 
 def _refuse_numbers(file: _File, has_tags: bool) -> None:
@@ -243,14 +252,14 @@ def _columns_to_name(has_tags: bool, word: int, tag: int) -> str:
     return f"the columns of words and tags by number, from 0, such as --source_column {word} --target_column {tag}"
 
 
-def _is_comment(fields: list[str], file: _File, tag: int | None, known: Collection[str] | None) -> bool:
+def _is_comment(fields: list[str], file: _File, tag: int | None, is_tag: Callable[[str], bool]) -> bool:
     """Whether a line before a sentence is a comment: # begins a word where it has all columns and a known tag."""
     if not fields[0].startswith("#"):
         return False
     if file.is_conll_u or len(fields) != file.width:
         return True
     found = fields[-1 if tag is None else tag]
-    if known is None or file.width == 1 or found in known or _TAG.fullmatch(found):
+    if file.width == 1 or is_tag(found) or _TAG.fullmatch(found):
         return False
     if len(fields[0]) > 1:
         say_once(f"{file.path}: {fields[0]} and the like at the beginnings of sentences are read as comments")

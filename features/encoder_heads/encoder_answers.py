@@ -157,12 +157,24 @@ class EncoderAnswers:
         """What is evaluated, of the task that the flags name or task.json. UserError if they do not fit."""
         raise NotImplementedError
 
+    def fill_in(self, values: dict, names: set[str]) -> dict:
+        """{flag: value} of task.json for flags that are not given, which a printed line names."""
+        self.given, model = names, values["model_name_or_path"]
+        flags = self.followed(model, recorded_flags(model, values, names))
+        shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
+        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+        return flags
+
+    def followed(self, model: str, recorded: dict) -> dict:  # noqa: ARG002
+        """The recorded flags that have an effect."""
+        return recorded
+
     def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
         """Writes what a split's rows were answered."""
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json."""
-        evaluation, task_args, args = parse_evaluation_flags(groups, argv, fill_in, about)
+        evaluation, task_args, args = parse_evaluation_flags(groups, argv, self.fill_in, about)
         folder = evaluation.model_name_or_path
         for names, reason in self.not_evaluated.items():
             for flags in (evaluation, task_args, args):
@@ -258,15 +270,6 @@ def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
         refuse_links(Path(folder), [name])
         args.output_dir = str(Path(folder) / name)
     check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
-
-
-def fill_in(values: dict, names: set[str]) -> dict:
-    """{flag: value} of task.json for flags that are not given, which a printed line names."""
-    model = values["model_name_or_path"]
-    flags = recorded_flags(model, values, names)
-    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
-    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
-    return flags
 
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Front]:

@@ -26,6 +26,7 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import predict_t5
+from foundry.corpora.files import say_once
 from foundry.corpora.tokenizers import train_tokenizer
 from foundry.model_t5 import load_model
 
@@ -348,6 +349,45 @@ class HeadsTest(parameterized.TestCase):
         ids = [of.convert_tokens_to_ids(both) for of in (old, tokenizer)]
         torch.testing.assert_close(after[ids[1]], before[ids[0]], rtol=0, atol=0)
 
+    @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
+    @parameterized.parameters(("tokens", "words", "tags"), ("labels", "text", "labels"))
+    def test_rows_are_read_as_meant_at_every_door(self, head, source, target):
+        """Skipped rows, and tags that are written otherwise, change nothing: in the training, in an evaluation by its
+        record or of another file, and in answers to a CoNLL file."""
+        files, odd = {}, dict(o="O", **{f"{a.lower()}_{b}": f"{a}-{b}" for a in "BI" for b in "AB"})
+        meant = {tag: other for other, tag in odd.items()}
+        for split, rows in (("train", self.rows[:150]), ("validation", self.held_out)):
+            written = []
+            for number, row in enumerate(rows):
+                written.append(row | dict(tags=[meant[tag] for tag in row["tags"]], answer="accept", seen=1))
+                written.append(row | dict(tags=["b_A"] * len(row["tags"]), labels=["B"], seen=number % 2))
+                written[-1] |= dict(_task_hash=number, answer="reject") if number % 2 else dict(answer="ignored")
+            files[f"{split}_file"] = write_lines(self.folder / f"{split}.jsonl", written)
+        columns = dict(source_column=source, target_column=target)
+        say_once.cache_clear()
+        known, _ = self.train(head, self.folder / "known", **columns)
+        results, out = self.train(head, self.folder / "out", **columns, **files, skip_rows_where="seen=0")
+        self.assertIn("train: --skip_rows_where seen=0 leaves out 75 rows", out)
+        self.assertIn("train: 75 rows are left out, of which the answer of Prodigy is reject", out)
+        self.assertEqual(quality(results), quality(known))
+        self.assertEqual(quality(self.evaluated(self.folder / "out")[0]), quality(known))
+        clean = self.folder / "known"
+        again, _, _ = run_main(
+            evaluate_t5.main,
+            *argv_of(dict(model_name_or_path=clean, skip_rows_where="seen=0", use_cpu=True)),
+            *argv_of(dict(validation_file=files["validation_file"], output_dir=self.folder / "again")),
+        )
+        self.assertEqual(quality(again), quality(known))
+        flags = dict(model_name_or_path=clean, positive_label="A", use_cpu=True)
+        _, _, err = run_main(evaluate_t5.main, *argv_of(flags), code=2)
+        self.assertIn(f"--positive_label A: has no effect with --head {head}", err)
+        if head == "tokens":
+            texts = [zip(row["words"], row["tags"], strict=True) for row in self.held_out]
+            lines = ["".join(f"{word}\t{meant[tag]}\n" for word, tag in text) for text in texts]
+            (self.folder / "in.txt").write_text("\n".join(lines))
+            found = self.answers(clean, self.folder / "in.txt")
+            self.assertEqual([row["words"] for row in found], [row["words"] for row in self.held_out])
+
     @parameterized.parameters(("tokens", PLAIN), ("labels", dict(source_column="text", target_column="labels")))
     def test_what_repeats_is_counted(self, head, flags):
         """In the plan of the training, and by task.json in that of an evaluation."""
@@ -536,8 +576,8 @@ class HeadsTest(parameterized.TestCase):
         self.assertRegex(self.refused(head, **flags), message)
 
     @parameterized.parameters(
-        ("labels", [0, 1, 0], r"is \[0, 1, 0\], a 0 or 1 for each label: write the names of those that are 1"),
-        ("labels", [0.0, 1.0], "a 0 or 1 for each label"),
+        ("labels", [0, 1, 0], "names a label twice"),
+        ("labels", [0.0, 1.0], "has 0.0, which is no label"),
         ("labels", [None], "has None, which is no label"),
         ("labels", [-100], "has -100, which is no label"),
         ("labels", [float("nan")], "has nan, which is no label"),

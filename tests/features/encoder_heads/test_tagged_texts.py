@@ -24,7 +24,7 @@ from features.encoder_heads.tagged_texts import (
     of_record,
     of_source,
     offset_encoder,
-    tagged_rows,
+    tagged_row,
     tags_of_spans,
 )
 from features.encoder_heads.word_division import PARTS, Division, division_of
@@ -55,7 +55,7 @@ class ReadingTest(parameterized.TestCase):
         text = "Ana-Maria saw Cluj, and Ion."
         words = of_source(text, SPANS).words
         spans = [dict(start=0, end=9, label="PER"), dict(start=14, end=18, label="LOC")]
-        tags = tags_of_spans(text, words, spans, "here", PARTS)
+        tags, _ = tags_of_spans(text, words, spans, "here", PARTS)
         self.assertEqual([text[b:e] for b, e in words][:5], ["Ana", "-", "Maria", "saw", "Cluj"])
         self.assertEqual(tags, ["B-PER", "I-PER", "I-PER", "O", "B-LOC", "O", "O", "O", "O"])
         found = [(label, words[first][0], words[last][1]) for label, first, last in Scheme("IOB2").entities(tags)]
@@ -106,8 +106,8 @@ class ReadingTest(parameterized.TestCase):
         rows = list(conll_rows(path, ConllColumns(**columns), has_tags=True))
         self.assertEqual([row["words"] for row in rows], words)
         self.assertEqual([row["tags"] for row in rows], tags)
-        labels = {tag for of_row in tags for tag in of_row if tag}
-        untagged = conll_rows(path, ConllColumns(**columns), has_tags=False, labels=labels)
+        labels = {"O", *(tag for of_row in tags for tag in of_row)}
+        untagged = conll_rows(path, ConllColumns(**columns), has_tags=False, is_tag=labels.__contains__)
         self.assertEqual([row["words"] for row in untagged], words)
 
     @parameterized.parameters(
@@ -138,8 +138,8 @@ class ReadingTest(parameterized.TestCase):
         path = self.folder / "a.conll"
         path.write_text(text)
         with self.assertRaisesRegex(UserError, "name the column of words by number, .* --source_column 1$"):
-            list(conll_rows(path, ConllColumns(), has_tags=False, labels=["O", "B-ACTOR"]))
-        self.assertLen(list(conll_rows(path, ConllColumns("1"), has_tags=False, labels=["O", "B-ACTOR"])), 1)
+            list(conll_rows(path, ConllColumns(), has_tags=False))
+        self.assertLen(list(conll_rows(path, ConllColumns("1"), has_tags=False)), 1)
 
     @parameterized.parameters(
         ("a.txt", "Ana\tB-X\nis\tO\n\nhere\tB-Z\n", True),
@@ -155,7 +155,7 @@ class ReadingTest(parameterized.TestCase):
     def test_files_to_answer_are_conll_by_what_stands_in_them(self, name, text, expected):
         path = self.folder / name
         path.write_text(text)
-        self.assertEqual(is_conll(path, ConllColumns(), ["O", "B-X", "I-X"]), expected)
+        self.assertEqual(is_conll(path, ConllColumns(), {"O", "B-X", "I-X"}.__contains__), expected)
 
     @parameterized.parameters(
         (["a", "b"], ["O"], WORDS, "2 words and 1 tags: each must have one"),
@@ -209,11 +209,11 @@ class ReadingTest(parameterized.TestCase):
         """As of residues that no structure shows (ProtT5's `resolved`)."""
         form = Form(("sequence", "tags"), "letters", mask="resolved")
         for mask in ("101", [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]):
-            (row,) = tagged_rows([dict(sequence="MKT", tags="HHE", resolved=mask)], form, "here")
+            row = tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), form)
             self.assertEqual(row.tags, ["H", None, "E"])
         for mask, message in (("10", "a 1 or a 0 for each of the 3 tags"), ("1x1", "has 'x', and must have 1")):
-            with self.assertRaisesRegex(UserError, f"^here, row 1: the column resolved .*{message}"):
-                list(tagged_rows([dict(sequence="MKT", tags="HHE", resolved=mask)], form, "here"))
+            with self.assertRaisesRegex(UserError, f"^here: the column resolved .*{message}"):
+                tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), form)
 
     def test_columns_are_found_or_named(self):
         path = self.folder / "a.jsonl"
