@@ -61,7 +61,7 @@ _FOLLOWED_BY = {
 
 def refuse_unused(head: str, task: Any) -> None:
     """UserError for the first flag of a task (TaskArguments) that a head does not follow."""
-    refuse(task, " ".join(unused_flags(head, task)), f"has no effect with --head {head}: leave it out")
+    refuse(task, " ".join(unused_flags(head, task)), f"not with --head {head}, which does not follow it: leave it out")
 
 
 def unused_flags(head: str, task: Any) -> list[str]:

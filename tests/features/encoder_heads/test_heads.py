@@ -380,7 +380,7 @@ class HeadsTest(parameterized.TestCase):
         self.assertEqual(quality(again), quality(known))
         flags = dict(model_name_or_path=clean, positive_label="A", use_cpu=True)
         _, _, err = run_main(evaluate_t5.main, *argv_of(flags), code=2)
-        self.assertIn(f"--positive_label A: has no effect with --head {head}", err)
+        self.assertIn(f"--positive_label A: not with --head {head}", err)
         if head == "tokens":
             texts = [zip(row["words"], row["tags"], strict=True) for row in self.held_out]
             lines = ["".join(f"{word}\t{meant[tag]}\n" for word, tag in text) for text in texts]
@@ -555,8 +555,8 @@ class HeadsTest(parameterized.TestCase):
         ("tokens", PLAIN | dict(target_column="text"), "row 1: the column text is the text '.*must be a list"),
         ("tokens", PLAIN | dict(target_column="labels"), r"train.jsonl, row 1: \d words and \d tags: each must have"),
         ("tokens", PLAIN | dict(target_column="size"), "the column size must be a list of tags, not "),
-        ("tokens", PLAIN | dict(target_type="class"), "--target_type class: has no effect with --head tokens"),
-        ("tokens", PLAIN | dict(metrics="bleu"), "--metrics bleu: has no effect with --head tokens"),
+        ("tokens", PLAIN | dict(target_type="class"), "--target_type class: not with --head tokens"),
+        ("tokens", PLAIN | dict(metrics="bleu"), "--metrics bleu: not with --head tokens"),
         ("tokens", PLAIN | dict(labels="C"), "--labels C: the training rows have V too"),
         ("tokens", dict(task="glue/cola"), "--head tokens: reads rows of your own"),
         ("class", CLASS | dict(target_type="text"), "--target_type text: --head class learns a class"),
