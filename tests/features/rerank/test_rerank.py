@@ -122,7 +122,7 @@ class RerankTest(TestCase):
 
     def test_a_stopped_run_is_continued(self):
         path = self.write("in.txt", "\n".join(LINES))
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 2))
         _, wanted, _ = self.predict(path, *DRAWN, "--rerank", "mbr")
         out = self.folder / "answers.jsonl"
         out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:11]))
