@@ -43,6 +43,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import plain_json
 from foundry.corpora.files import is_plain_text, open_text
 from foundry.corpora.reading import read_rows
+from tasks.answer_job import AnswerJob
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
@@ -61,7 +62,7 @@ FEWER = 4  # tokens of running text that become one, where a space is put betwee
 class HeadReader(EncoderReader):
     """The inputs of predict_t5.py, as a head reads them, and its answers."""
 
-    if_full = "The answers written so far stay. Free some space: then the same command resumes."
+    if_full = AnswerJob.if_full
 
     def __init__(self, args: Any):
         super().__init__(args)
