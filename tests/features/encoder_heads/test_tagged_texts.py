@@ -146,7 +146,7 @@ class ReadingTest(parameterized.TestCase):
         ("a.txt", "Ana B-X\nis O\n", True),
         ("a.txt", "Ana is\nhere now\n", False),
         ("a.txt", "O\nO\n", False),
-        ("a.tsv", "Ana\nis\n\nhere\n", True),
+        ("a.tsv", "Ana\nis\n\nhere\n", False),
         ("a.tsv", "text\tid\nAna is here\t7\n", False),
         ("a.tsv", "words\tid\n['Ana', 'is']\tO\n", False),
         ("a.conllu", "x", True),
