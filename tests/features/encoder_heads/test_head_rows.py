@@ -139,6 +139,22 @@ class HeadRowsTest(parameterized.TestCase):
         self.assertEqual([row["labels"] for row in found], expected)
 
     @parameterized.parameters(
+        *[dict(value=one) for one in ([None], [-100], [float("nan")], [""], ["A", "A"], None, "A")]
+    )
+    def test_what_is_no_list_of_labels_is_refused_with_its_row(self, value):
+        with self.assertRaisesRegex(UserError, "train.jsonl, row 2: the column labels"):
+            self.tasks("labels", [dict(text="a", labels=["A"]), dict(text="b", labels=value)])
+
+    def test_tags_that_are_not_there_are_refused_with_their_row(self):
+        rows = [dict(text="a b", spans=spans_of("X", end=1)), dict(text="b", spans=None)]
+        with self.assertRaisesRegex(UserError, "train.jsonl, row 2: the column spans is empty"):
+            self.tasks("tokens", rows)
+        words = [dict(words=["a", "b"], tags=["C", tag]) for tag in "CVQ"]
+        tasks = self.tasks("tokens", words[:2], words[1:])
+        with self.assertRaisesRegex(UserError, "dev.jsonl, row 2: the tag Q .*: C, V"):
+            [tasks.kind.targets(row, "") for row in tasks.read("validation")]
+
+    @parameterized.parameters(
         ([["A"], ["B"]], [["A"], ["B"]], 1.0), ([["A"], []], [["B"], ["A"]], 0.0), ([["A"], ["A"]], [["A"], []], 2 / 3)
     )
     def test_f1_of_labels_that_occur(self, gold, found, expected):
@@ -167,6 +183,25 @@ class HeadRowsTest(parameterized.TestCase):
         datasets.Dataset.from_list(numbers, features=features).to_parquet(self.folder / "dev.parquet")
         tasks = self.tasks("class", rows, validation_file=["dev.parquet"], **columns)
         self.assertEqual([row["label"] for row in tasks.read("validation")], [row["label"] for row in rows])
+
+    @parameterized.product(head=("tokens", "labels"), form=("parquet", "saved"))
+    def test_numbers_in_lists_get_the_names_that_the_file_has(self, head, form):
+        """As `datasets` writes CoNLL 2003."""
+        column = "ner_tags" if head == "tokens" else "labels"
+        features = {"tokens": [datasets.Value("string")], column: [datasets.ClassLabel(names=["V", "C"])]}
+        features["text"] = datasets.Value("string")
+        rows = [{"tokens": ["a", "b"], "text": f"t{number}", column: [number % 2, 1]} for number in range(4)]
+        rows = rows[1:2] + rows if head == "tokens" else [row | {column: row[column][:1]} for row in rows]
+        made = datasets.Dataset.from_list(rows, features=datasets.Features(features))
+        made.to_parquet(self.folder / "a.parquet")
+        flags = dict(train_file=["a.parquet"], validation_file=["a.parquet"])
+        if form == "saved":
+            datasets.DatasetDict(train=made, validation=made).save_to_disk(self.folder / "saved")
+            flags = dict(hub_dataset=str(self.folder / "saved"), train_file=None, validation_file=None)
+        tasks = self.tasks(head, rows, **flags)
+        self.assertEqual(tasks.kind.labels, ["C", "V"])
+        wanted = [["VC"[number] for number in row[column]] for row in rows]
+        self.assertEqual([row["labels"] for row in tasks.read("validation")], wanted)
 
     # ------------------------------------------------------------ tags as people write them
     @parameterized.parameters(
