@@ -117,8 +117,9 @@ def recorded_fields(folder: str, name: str, given: Collection[str] = ()) -> dict
     if numbers := record.get(NUMBERS, {}).get(name):
         fields["numbers"] = numbers
     labels = record.get("labels") or []
-    in_order = labels == sorted(labels)  # as labels that are found stand in earlier records
-    were_found = name in record.get(FOUND_LABELS, [OWN] if in_order else [])
+    # Earlier records do not say so: labels that were found are sorted, and those of the training's own rows were right.
+    is_unknown = labels == sorted(labels) and not set(given).isdisjoint(_PLACES)
+    were_found = name in record.get(FOUND_LABELS, [OWN] if is_unknown else [])
     if name == OWN and labels and were_found and "labels" not in given:
         fields["ordered_labels"] = False
     return fields

@@ -33,7 +33,7 @@ from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
-from tasks.task_records import recorded_fields, recorded_flags, task_record
+from tasks.task_records import recorded_flags, task_record
 
 PAIRS = [{"prompt": f"question {n}?", "completion": f"answer {n}", "other": f"reply {n}"} for n in range(20)]
 INSTRUCTIONS = {
@@ -851,8 +851,8 @@ class EntryTest(TestCase):
             again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
             (entry,) = check_tasks(again).values()
             rows = load_rows("pairs", entry, again, "validation")
-        fields = recorded_fields(str(self.folder / "model"), "pairs")
-        self.assertEqual(entry | fields | {"files": None}, task.entry | {"files": None})
+        of_found_labels = {"files": None, "ordered_labels": False}
+        self.assertEqual(entry | of_found_labels, task.entry | of_found_labels)
         self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
         new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
         (entry,) = check_tasks(new).values()

@@ -23,6 +23,7 @@ from features.encoder_heads.tag_schemes import meant_tags, scheme_of
 from features.encoder_heads.word_division import Division
 from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
+from tasks.task_records import recorded_fields
 
 
 def spans_of(label: str, **more) -> list[dict]:
@@ -202,6 +203,19 @@ class HeadRowsTest(parameterized.TestCase):
         self.assertEqual(tasks.kind.labels, ["C", "V"])
         wanted = [["VC"[number] for number in row[column]] for row in rows]
         self.assertEqual([row["labels"] for row in tasks.read("validation")], wanted)
+
+    @parameterized.parameters(
+        (dict(labels=["no", "yes"], found_labels=["pairs"]), [], {"ordered_labels": False}),
+        (dict(labels=["no", "yes"], found_labels=["pairs"]), ["labels"], {}),
+        (dict(labels=["no", "yes"], found_labels=[]), ["validation_file"], {}),
+        (dict(labels=["no", "yes"]), ["validation_file"], {"ordered_labels": False}),  # an earlier record
+        (dict(labels=["no", "yes"]), [], {}),
+        (dict(labels=["yes", "no"]), ["validation_file"], {}),
+    )
+    def test_a_record_says_whether_numbers_stand_for_its_labels(self, record, given, fields):
+        record |= dict(benchmark="own", dataset_name="pairs")
+        (self.folder / "task.json").write_text(json.dumps(record))
+        self.assertEqual(recorded_fields(str(self.folder), "pairs", given), fields)
 
     # ------------------------------------------------------------ tags as people write them
     @parameterized.parameters(

@@ -368,6 +368,9 @@ class HeadsTest(parameterized.TestCase):
         flags = dict(model_name_or_path=clean, positive_label="A", use_cpu=True)
         _, _, err = run_main(evaluate_t5.main, *argv_of(flags), code=2)
         self.assertIn(f"--positive_label A: not with --head {head}", err)
+        record = json.loads((clean / "task.json").read_text())  # of an earlier training, which took the flag
+        (clean / "task.json").write_text(json.dumps(record | {"positive_label": "A"}))
+        self.assertEqual(quality(self.evaluated(clean)[0]), quality(known))
         if head == "tokens":
             texts = [zip(row["words"], row["tags"], strict=True) for row in self.held_out]
             lines = ["".join(f"{word}\t{meant[tag]}\n" for word, tag in text) for text in texts]

@@ -11,7 +11,6 @@ from sacrebleu import sentence_bleu, sentence_chrf, sentence_ter
 from test_predict_t5 import LINES, TestCase, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-import predict_t5
 from features.rerank import rerank_answers
 from features.rerank.similarity import chrf_of_pairs, mean_similarities
 from foundry.model_t5 import load_model
