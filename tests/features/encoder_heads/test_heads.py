@@ -62,6 +62,21 @@ def loaded(folder: Path) -> tuple:
     return AutoModelForTokenClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
+def loss_of(folder: Path, rows: list[tuple[str, list[tuple[int, str]]]]) -> float:
+    """The mean loss of transformers' own class. rows: (text, [(where a word begins, its tag), ...])."""
+    model, tokenizer = loaded(folder)
+    nats = count = 0
+    for text, words in rows:
+        made = tokenizer(text, return_tensors="pt")
+        labels = torch.full_like(made["input_ids"], -100)
+        for begin, tag in words:
+            labels[0, made.char_to_token(begin)] = model.config.label2id[tag]
+        if words:
+            nats += float(model(**made, labels=labels).loss.detach()) * len(words)
+        count += len(words)
+    return nats / count
+
+
 def quality(results: dict) -> dict:
     """The metrics of an evaluation, without times."""
     return {
@@ -142,18 +157,9 @@ class HeadsTest(parameterized.TestCase):
         self.assertEqual([row["target"] for row in predictions], gold)
         self.assertAlmostEqual(results["eval_f1"], entity_f1(gold, found))
 
-        # The loss of transformers' own class on the same labels, of the first token of each word.
-        model, tokenizer = loaded(folder)
-        self.assertEqual(type(model).__name__, "T5ForTokenClassification")
-        nats = count = 0
-        for row in self.held_out:
-            made = tokenizer(row["text"], return_tensors="pt")
-            labels = torch.full_like(made["input_ids"], -100)
-            for begin, tag in zip(begins_of(row["words"]), row["tags"], strict=True):
-                labels[0, made.char_to_token(begin)] = model.config.label2id[tag]
-            nats += float(model(**made, labels=labels).loss) * len(row["tags"])
-            count += len(row["tags"])
-        self.assertAlmostEqual(results["eval_loss"], nats / count, places=5)
+        self.assertEqual(type(loaded(folder)[0]).__name__, "T5ForTokenClassification")
+        known = [(row["text"], list(zip(begins_of(row["words"]), row["tags"], strict=True))) for row in self.held_out]
+        self.assertAlmostEqual(results["eval_loss"], loss_of(folder, known), places=5)
 
         # The same text in predict_t5.py, and in transformers' pipeline.
         source = self.folder / "in.txt"
@@ -311,26 +317,23 @@ class HeadsTest(parameterized.TestCase):
         for ours, theirs in zip(*logged, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
-    def test_a_frozen_encoder_stays_as_it_is(self):
-        _, out = self.train("class", self.folder / "out", **CLASS, freeze_encoder=True)
-        self.assertIn("the encoder is frozen", out)
-        before, (after, _) = load_model(str(self.shared / "model")).encoder, loaded(self.folder / "out")
-        for name, weight in after.transformer.encoder.named_parameters():
-            torch.testing.assert_close(weight, before.get_parameter(name), rtol=0, atol=0)
-
     def test_the_head_of_a_folder_is_kept_for_the_same_labels(self):
         first, second = self.trained("class"), self.folder / "second"
         self.train("class", second, **CLASS, model_name_or_path=first, learning_rate=1e-9, max_steps=2)
         heads = [loaded(folder)[0].classifier.weight for folder in (first, second)]
         torch.testing.assert_close(*heads, rtol=1e-3, atol=1e-6)
 
-    def test_the_vocabulary_is_switched(self):
+    def test_a_frozen_encoder_stays_as_it_is_with_another_vocabulary(self):
         """Tokens of both vocabularies keep their embeddings; of the others the first steps learn."""
         train_tokenizer(sentences(200, seed=5), self.folder / "tokens", 260)
         out = self.folder / "out"
-        self.train("class", out, **CLASS, tokenizer_name=self.folder / "tokens", freeze_encoder=True)
+        _, printed = self.train("class", out, **CLASS, tokenizer_name=self.folder / "tokens", freeze_encoder=True)
+        self.assertIn("the encoder is frozen", printed)
         (model, tokenizer), old = loaded(out), AutoTokenizer.from_pretrained(self.shared / "model")
-        before, after = load_model(str(self.shared / "model")).shared.weight, model.get_input_embeddings().weight
+        base = load_model(str(self.shared / "model"))
+        for name, weight in model.transformer.encoder.block.named_parameters():
+            torch.testing.assert_close(weight, base.encoder.block.get_parameter(name), rtol=0, atol=0)
+        before, after = base.shared.weight, model.get_input_embeddings().weight
         both = [token for token in tokenizer.get_vocab() if token in old.get_vocab()]
         self.assertGreater(len(both), 50)
         ids = [of.convert_tokens_to_ids(both) for of in (old, tokenizer)]
@@ -405,22 +408,17 @@ class HeadsTest(parameterized.TestCase):
         self.assertIn("tokens: 2 labels (C, V) of words; plain tags", out)
         evaluated, predictions = self.evaluated(folder)
         self.assertEqual(quality(evaluated), quality(results))
-        model, tokenizer = loaded(folder)
-        nats = count = right = 0
+        known, right = [], []
         for row, answer in zip(rows[150:], predictions, strict=True):
-            made = tokenizer(" ".join(row["words"]), return_tensors="pt")
-            labels = torch.full_like(made["input_ids"], -100)
-            known = zip(begins_of(row["words"]), row["tags"], row["seen"], answer["prediction"], strict=True)
-            for begin, tag, seen, found in known:
+            words = []
+            of_words = zip(begins_of(row["words"]), row["tags"], row["seen"], answer["prediction"], strict=True)
+            for begin, tag, seen, found in of_words:
                 if tag in ("C", "V") and seen == "1":
-                    labels[0, made.char_to_token(begin)] = model.config.label2id[tag]
-                    right += tag == found
-            of_row = int(labels.ne(-100).sum())
-            if of_row:
-                nats += float(model(**made, labels=labels).loss) * of_row
-            count += of_row
-        self.assertAlmostEqual(results["eval_loss"], nats / count, places=5)
-        self.assertAlmostEqual(results["eval_accuracy"], right / count)
+                    words.append((begin, tag))
+                    right.append(tag == found)
+            known.append((" ".join(row["words"]), words))
+        self.assertAlmostEqual(results["eval_loss"], loss_of(folder, known), places=5)
+        self.assertAlmostEqual(results["eval_accuracy"], np.mean(right))
 
     @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
     def test_conll_files_are_read_alike_at_every_door(self):
