@@ -6,11 +6,12 @@
     python fine_tune_t5.py --head embedding --train_file pairs.jsonl --source_column question --target_column answer \
         --model_name_or_path out/pre_train_t5
 
-tagged_texts.py reads words with tags, conll.py CoNLL files; word_division.py finds the words of running text, and
-tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads, head_records.py reads it
-from task.json, head_models.py makes and loads the models, which are transformers' own; head_tasks.py finds the task,
-head_rows.py has its tokens and labels, head_trainer.py loss and evaluation. encoder_answers.py evaluates and answers
-for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head reads and answers.
+tagged_texts.py reads words with tags, conll.py CoNLL files, label_lists.py lists of labels; word_division.py finds the
+words of running text, and tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads,
+head_records.py reads it from task.json, head_models.py makes and loads the models, which are transformers' own;
+head_tasks.py finds the task, head_rows.py has its tokens and labels, head_trainer.py loss and evaluation.
+encoder_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head
+reads and answers.
 
 Embeddings have no head. pair_rows.py has their rows, embedder.py loss and evaluators (sentence-transformers' own),
 embedding_answers.py their part of the answers, and sentence_answers.py that of a folder without task.json.

@@ -56,14 +56,16 @@ _OF_TEXTS = ("invalid_outputs", "token_accuracy")  # metrics
 
 class HeadTask(Task):
     """A task of own files whose rows have a text and tags or several labels. `entry` has the fields that the core asks
-    for. columns: given by the flags, or None."""
+    for. columns: given by the flags, or None. trained: the head of a folder, to evaluate it."""
 
     is_one_of_several = False
     functions: ClassVar[dict] = {}
 
-    def __init__(self, args: TaskArguments, heads: Any, trained: Form | None):
+    def __init__(self, args: TaskArguments, heads: Any, trained: Kind | None):
         self.name, self.args, self.head = OWN, args, heads.head
-        self.letters, self.mask, self.trained = heads.characters, heads.mask_column, trained
+        self.letters, self.mask = heads.characters, heads.mask_column
+        self.trained = trained.form if isinstance(trained, Tokens) else None
+        self.has_numbers = trained is not None and not {"0", "1"}.isdisjoint(trained.labels)  # among its labels
         self.form: Form | None = None
         self.files: dict[str, list] = {}
         self.columns: tuple[str, ...] | None = None
@@ -109,7 +111,8 @@ class HeadTask(Task):
             less = f" but {left_out.total():,} that are left out" if left_out.total() else ""
             raise UserError(f"--{named}: no rows in the split {source}{less}")
         if self.head == "labels":
-            rows = named_labels(rows, self.label_columns[1], self.args.labels)
+            rows = named_labels(rows, self.label_columns[1], self.args.labels, self.has_numbers)
+            self.has_numbers |= any(label in ("0", "1") for row in rows for label in row["labels"])
         return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
 
     def sources(self, split: str) -> Iterator[tuple[str, Iterable[dict], Mapping[str, Any] | None]]:
@@ -215,7 +218,7 @@ class HeadTasks(Tasks):
             args.benchmark, args.dataset_name = "own", OWN
             check_own_pairs(args)
             complete_own_pairs(args)
-            return HeadTask(args, self.heads, trained.form if isinstance(trained, Tokens) else None)
+            return HeadTask(args, self.heads, trained)
         if args.target_type not in (None, head):
             raise UserError(f"--target_type {args.target_type}: --head {head} learns a {head}: leave it out")
         if names_own_pairs(args):

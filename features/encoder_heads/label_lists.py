@@ -32,9 +32,11 @@ def listed_rows(placed: Iterable[tuple[str, dict]], columns: Sequence[str]) -> I
         yield {"text": text, "labels": labels, "where": place}
 
 
-def named_labels(rows: list[dict], column: str, named: list[str] | None) -> list[dict]:
-    """The rows of a split with the names of their labels. named: the value of --labels. UserError names the row."""
-    are_digits = holds_a_digit_each([row["labels"] for row in rows], named, f"the column {column}")
+def named_labels(rows: list[dict], column: str, named: list[str] | None, are_names: bool = False) -> list[dict]:
+    """The rows of a split with the names of their labels. named: the value of --labels. are_names: whether 0 and 1 are
+    names of labels in the training rows. UserError names the row."""
+    lists = [row["labels"] for row in rows]
+    are_digits = not are_names and holds_a_digit_each(lists, named, f"the column {column}")
     found = []
     for row in rows:
         if are_digits:

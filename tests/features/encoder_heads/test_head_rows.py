@@ -139,12 +139,23 @@ class HeadRowsTest(parameterized.TestCase):
         found = self.tasks("labels", rows, labels=labels).read("validation")
         self.assertEqual([row["labels"] for row in found], expected)
 
-    @parameterized.parameters(
-        *[dict(value=one) for one in ([None], [-100], [float("nan")], [""], ["A", "A"], None, "A")]
-    )
-    def test_what_is_no_list_of_labels_is_refused_with_its_row(self, value):
-        with self.assertRaisesRegex(UserError, "train.jsonl, row 2: the column labels"):
-            self.tasks("labels", [dict(text="a", labels=["A"]), dict(text="b", labels=value)])
+    def test_digits_of_other_rows_are_read_as_the_trainings(self):
+        dev = [dict(text="t", labels=[1, 0])]
+        for lists, message in (([[0], [1, 0], []], None), ([["A"], ["B"]], "--labels")):
+            rows = [dict(text=f"t{number}", labels=one) for number, one in enumerate(lists)]
+            if message:
+                with self.assertRaisesRegex(UserError, message):
+                    self.tasks("labels", rows, dev)
+            else:
+                tasks = self.tasks("labels", rows, dev)
+                self.assertEqual(tasks.read("validation")[0]["labels"], ["1", "0"])
+                again = HeadTasks(Heads(head="labels"), dataclasses.replace(tasks.args), tasks.kind)
+                self.assertEqual(again.read("validation")[0]["labels"], ["1", "0"])
+
+    def test_what_is_no_list_of_labels_is_refused_with_its_row(self):
+        for value in ([None], [-100], [float("nan")], [""], ["A", "A"], None, "A"):
+            with self.subTest(value=value), self.assertRaisesRegex(UserError, "train.jsonl, row 2: the column labels"):
+                self.tasks("labels", [dict(text="a", labels=["A"]), dict(text="b", labels=value)])
 
     def test_tags_that_are_not_there_are_refused_with_their_row(self):
         rows = [dict(text="a b", spans=spans_of("X", end=1)), dict(text="b", spans=None)]
