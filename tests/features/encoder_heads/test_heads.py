@@ -456,11 +456,17 @@ class HeadsTest(parameterized.TestCase):
         ):
             self.assertEqual([row["prediction"] for row in self.answers(folder, source)], wanted)
 
-    def test_blank_texts_have_no_class_and_no_text_is_searched_for(self):
+    def test_answers_go_on_where_a_run_ended_and_blank_texts_have_no_class(self):
         folder, source = self.trained("class"), self.folder / "in.txt"
         source.write_text("a\n\n \u00a0\nb\n")
         found = [row["prediction"] for row in self.answers(folder, source)]
         self.assertEqual([answer is None for answer in found], [False, True, True, False])
+        answers = Path(f"{source}.answers.jsonl")
+        written = answers.read_bytes()
+        answers.write_bytes(b"".join(written.splitlines(True)[:3]))
+        flags = ["--model_name_or_path", folder, "--input_file", source, "--use_cpu", "--batch_size", 1]
+        self.assertEqual(run_main(predict_t5.main, *flags)[0], {"inputs": 4, "answered": 1})
+        self.assertEqual(answers.read_bytes(), written)
         doors = [(predict_t5.main, ["--num_beams", 2, "--input_file", source]), (evaluate_t5.main, ["--do_predict"])]
         for main, flags in doors:
             _, _, err = run_main(main, "--model_name_or_path", folder, "--use_cpu", *flags, code=2)
