@@ -11,6 +11,7 @@ Adding a task is one more entry in `DATASET_VALS` and nothing else (docs/experim
     target_type         "class" (one of `labels`), "number" (rounded as `numbers` says) or "text" (unchanged)
     labels              class names in class order (only for "class"); a whole number in the data is an index into it,
                         unless a name is a number: then numbers are compared as numbers
+    ordered_labels      False: `labels` are not in class order, and a whole number in the data is an error
     positive_label      the class that f1 measures, where there are two; not set: the second of `labels`
     numbers             {"step": what numbers are rounded to, "least", "most": their range}; not set: as the training
                         rows have them. An answer that is no number counts as the end of the range that is farther from

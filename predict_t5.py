@@ -22,7 +22,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +29,6 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
@@ -44,23 +42,19 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
 from foundry.common.processes import (
-    check_alike,
-    finish_process_group,
     has_accelerator,
-    is_first_process,
     made_apart,
     prepare_process,
     run_script,
 )
-from foundry.common.reports import end_summary, start_summary
-from foundry.common.whole_folders import told_if_full
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
-from foundry.report.preview import UNCUT, Sample, print_preview
+from foundry.report.preview import UNCUT, Sample
+from tasks.answer_job import AnswerJob, answer_file
 from tasks.answering import TRANSFORMERS, Backend, Plan, answer_window, summary, tokenise
 from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
@@ -69,8 +63,6 @@ from tasks.model_folders import answers_of_folder
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
 FEATURES = features_of("predict_t5")
-GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
-WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 
 
 @dataclass
@@ -255,6 +247,45 @@ def first_text(plan: Plan) -> list[list[Sample]]:
     return []
 
 
+class TextJob(AnswerJob):
+    """The inputs of a model that writes texts."""
+
+    engine: Engine | None = None
+
+    def __init__(self, plan: Plan, device: torch.device):
+        self.args, self.plan, self.device, self.tokenizer = plan.args, plan, device, plan.tokenizer
+
+    def inputs(self) -> Iterator[Input]:
+        return read_inputs(self.plan)
+
+    def texts_in(self, item: Input) -> int:
+        return len(item.texts)
+
+    def settings(self) -> dict:
+        return answer_settings(self.plan)
+
+    def output(self, settings: dict) -> AnswerFile:
+        return AnswerFile(Path(self.args.output_file), settings, self.args.overwrite_output_file)
+
+    def load(self) -> None:
+        self.engine = engine_of(self.plan, self.device)
+
+    def rows(self, inputs: str) -> dict:
+        return summary(self.plan, inputs, self.engine)
+
+    def first(self) -> list[list[Sample]]:
+        return first_text(self.plan)
+
+    def answer(self, items: list[Input], progress: tqdm, begin: int) -> list[dict]:
+        return answer_window(items, self.engine, self.plan, progress, begin)
+
+    def finished(self, output: AnswerFile, new: int) -> dict[str, str]:
+        return {"answers": f"{new:,} new, {output.done + new:,} in {self.args.output_file}"}
+
+    def counted(self) -> dict[str, str]:
+        return self.plan.counted()
+
+
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns {"inputs": how many there are, "answered": how many of them by this run}. Both are 0 if
@@ -262,50 +293,11 @@ def main(argv: list[str] | None = None) -> dict:
     if (answers := answers_of_folder(argv)) is not None:
         return answers.predict(argv, DATACLASSES, __doc__)
     plan = parse_prediction(argv)
-    args, state = plan.args, PartialState(cpu=plan.args.use_cpu or not has_accelerator())
+    device = PartialState(cpu=plan.args.use_cpu or not has_accelerator()).device
     for front in plan.features.of(Front):
-        front.work(plan, made_apart(partial(engine_of, plan, state.device)))
+        front.work(plan, made_apart(partial(engine_of, plan, device)))
         return {"inputs": 0, "answered": 0}
-    sizes = [len(item.texts) for item in read_inputs(plan)]  # a broken row is found before the long work
-    settings, output = answer_settings(plan), None
-    # Paths may differ between nodes; their contents are compared.
-    places = ("model_name_or_path", "tokenizer_name", "input_file")
-    check_alike(
-        {name: value for name, value in settings.items() if name not in places},
-        "give all nodes the same flags and files",
-    )
-    if state.is_main_process:  # another node's file may differ
-        with told_if_full(f"--output_file {args.output_file}", GO_ON):
-            output = AnswerFile(Path(args.output_file), settings, args.overwrite_output_file)
-    (done,) = broadcast_object_list([output and output.done])
-    engine = engine_of(plan, state.device) if done < len(sizes) else None
-    rows = summary(plan, f"{len(sizes):,} of {args.input_file}", engine)
-    if sum(sizes) != len(sizes):
-        rows["inputs"] += f" ({sum(sizes):,} texts)"
-    if done:
-        rows["continued"] = f"{done:,} were answered before"
-    start_summary(rows | {"written to": args.output_file}, title="prediction")
-    print_preview(plan.tokenizer, first_text(plan))
-    done = answered_before = min(done, len(sizes))
-    size = WINDOW * args.batch_size * state.num_processes
-    begin = done
-    if done < len(sizes):
-        begin -= done % size  # a window that was cut off is answered again as a whole
-    items = itertools.islice(read_inputs(plan), begin, None)
-    shown = is_first_process() and sys.stderr.isatty()
-    options = dict(total=sum(sizes), initial=sum(sizes[:begin]), unit=" texts", dynamic_ncols=True)
-    with tqdm(disable=not shown, **options) as progress:
-        while window := list(itertools.islice(items, size)):
-            records = answer_window(window, engine, plan, progress, begin)
-            if output:
-                with told_if_full(f"--output_file {args.output_file}", GO_ON):
-                    output.append(records[done - begin :])
-            done = begin = begin + len(window)
-            progress.n = sum(sizes[:done])
-    answered = len(sizes) - answered_before
-    end_summary({"answers": f"{answered:,} new, {len(sizes):,} in {args.output_file}"} | plan.counted())
-    finish_process_group()
-    return {"inputs": len(sizes), "answered": answered}
+    return answer_file(TextJob(plan, device))
 
 
 if __name__ == "__main__":

@@ -129,7 +129,7 @@ def build_job(
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
-    recorded = recorded_fields(model, trained)
+    recorded = recorded_fields(model, trained, given)
     task = task_of_entry(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
     task.streamed_before = recorded_stream(model, trained)
     check_functions(model, trained, task.functions)

@@ -53,7 +53,7 @@ from tasks.metrics.scoring import is_greater_better, scale_of
 from tasks.own_entry import as_source, name_of_pairs
 from tasks.report import described_metrics, report_of_tasks
 from tasks.task import LoadedTask, Task, named_tasks
-from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
+from tasks.task_records import FOUND_LABELS, FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -394,6 +394,9 @@ class TaskData:
             if task.trained:
                 rows[task.name] = task.trained.joined(rows.get(task.name))
         trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
+        if "labels" in record:
+            found = [task.name for task in self.tasks if not task.entry.get("ordered_labels", True)]
+            record[FOUND_LABELS] = found
         for name, values in {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}.items():
             if values:
                 record[name] = values

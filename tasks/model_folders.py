@@ -35,7 +35,8 @@ class LoadedEncoder(NamedTuple):
     are classes. prompt: put before an embedded text that is a query. most: tokens of an input. about: rows of the plan.
     read: (a text, or {column: value}) -> (its token ids, cut; how many there were; what `answer` must know); UserError.
     answer: a batch of what `read` returned -> what predict_t5.py writes for each input, {"prediction": ...}; for tags
-    of words also their "offsets" in the text; for embeddings {"embedding": [D] in float32}.
+    of words also their "offsets" in the text; for embeddings {"embedding": [D] in float32}. fewest: {column: value} ->
+    a number of tokens that the input has at least, which is known before its words are found.
     """
 
     kind: str
@@ -46,6 +47,7 @@ class LoadedEncoder(NamedTuple):
     about: dict[str, str]
     read: Callable[[Any], tuple[list[int], int, Any]]
     answer: Callable[[list[tuple[list[int], int, Any]]], list[dict]]
+    fewest: Callable[[Any], int] = lambda _: 0
 
 
 def named_model(argv: Sequence[object] | None) -> str:

@@ -45,7 +45,7 @@ def completed(args: TaskArguments) -> dict:
         )
     if entry["target_type"] == "class" and "labels" not in entry:
         args.labels = _labels_of(entry, args)
-        entry = own_entry(args)
+        entry = own_entry(args) | {"ordered_labels": False}
         print_once(f"--labels {','.join(args.labels)}: the classes of the training rows")
     return entry
 

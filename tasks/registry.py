@@ -39,6 +39,7 @@ _KINDS = {
         lambda value: isinstance(value, dict) and set(value.values()) <= {"answer", "answers", "number", "boolean"},
     ),
     "{name: function}": (("metric_functions",), lambda value: all(map(callable, value.values()))),
+    "true or false": (("ordered_labels",), lambda value: isinstance(value, bool)),
     "checked where it is used": (
         ("preprocess", "held_out", "merge_references", "submission_file", "train_without", "json_as_text"),
         lambda _: True,
@@ -305,11 +306,18 @@ def target_text(name: str, entry: dict, row: dict) -> str:
         return text
     number = finite_number(text)
     has_numbers = any(finite_number(label) is not None for label in labels)
-    if not has_numbers and number in range(len(labels)):
+    is_index = not has_numbers and number in range(len(labels))
+    if is_index and entry.get("ordered_labels", True):
         return labels[int(number)]
     for label in labels:
         if means(label, value) or _short_number(label) == _short_number(text):
             return label
+    if is_index:
+        raise UserError(
+            f"task {name}: {entry['target']} is the number {text}, and the labels {', '.join(labels)} were found in "
+            "the training rows, which do not say how they are numbered: give --labels in the order of the numbers, or "
+            "write names into the rows"
+        )
     nor = "" if has_numbers else f" nor an index below {len(labels)}"
     raise UserError(
         f"task {name}: {entry['target']} is {value!r}, which is none of the labels {', '.join(labels)}{nor}. Correct "

@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,10 @@ from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
 MISSING = object()  # a missing column; None is an empty value
+# Prodigy's annotators accept, reject or ignore a row, which its field "answer" says (https://prodi.gy/docs/api-interfaces).
+PRODIGY = "answer of Prodigy"
+PRODIGY_FIELDS = frozenset(("_task_hash", "_input_hash", "spans", "accept"))
+NOT_ACCEPTED = ("reject", "ignore")
 
 
 def is_text_corpus(entry: dict) -> bool:
@@ -259,11 +263,42 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 
 
 # ---------------------------------------------------------------- records -> rows
+class RowFilter:
+    """Leaves out rows that meet a condition, and those whose annotator rejected or ignored them in Prodigy.
+
+    conditions: {column: values}. columns: those that are read: one called "answer" is no decision of an annotator.
+    left_out: {(column, value): rows that have been left out for it so far}, the conditions from the beginning; the
+    column of Prodigy's decisions is PRODIGY.
+    """
+
+    def __init__(self, conditions: Mapping[str, Sequence[str]], columns: Collection[str]):
+        self.left_out: Counter = Counter()
+        for column, texts in conditions.items():
+            self.left_out.update({(column, text): 0 for text in texts})
+        self.conditions = list(self.left_out)
+        self.reads_answers = "answer" not in {*columns, *conditions}
+
+    def leaves_out(self, row: dict, place: str) -> bool:
+        """Counts the row under each condition that it meets. UserError for a row without the column of a condition."""
+        met = []
+        for column, text in self.conditions:
+            value = value_of(row, column)
+            if value is MISSING:
+                raise no_column(place, column, row, "by which rows are left out")
+            if is_written(value, text):
+                met.append((column, text))
+        decision = row.get("answer")
+        if self.reads_answers and decision in NOT_ACCEPTED and not PRODIGY_FIELDS.isdisjoint(row):
+            met.append((PRODIGY, decision))
+        self.left_out.update(met)
+        return bool(met)
+
+
 class SplitReader:
     """Iterates over the rows of one split, with the entry's columns. UserError, with the place, for a wrong row.
 
-    files_of: the split whose files are read, if it is not `split`. left_out: {(column, value): rows that have been left
-    out for it so far}, for each condition of skip_where and train_without.
+    files_of: the split whose files are read, if it is not `split`. left_out: as of `RowFilter`, for the conditions of
+    skip_where and train_without.
     """
 
     def __init__(self, name: str, entry: dict, args: TaskArguments, split: str, files_of: str | None = None):
@@ -279,9 +314,8 @@ class SplitReader:
             conditions = conditions | without
         elif self.files and not own_files(args, entry):
             self.elsewhere = {source_text(entry, row) for row in SplitReader(name, entry, args, without)}
-        self.left_out: Counter = Counter()
-        for column, texts in conditions.items():
-            self.left_out.update({(column, text): 0 for text in texts})
+        self.filter = RowFilter(conditions, columns_of(entry) if "inputs" in entry else ())
+        self.left_out = self.filter.left_out
 
     @functools.cached_property
     def columns(self) -> list[str]:
@@ -355,23 +389,11 @@ class SplitReader:
         for piece in pieces_of(self.entry, record, place):
             renamed = piece | renamed_columns(piece, self.renamed)
             for row in as_list(preprocessed(self.entry, renamed, place)):
-                if self._is_left_out(row | renamed, place):
+                if self.filter.leaves_out(row | renamed, place):
                     continue
                 picked = self._picked(row, place)
                 if not self.elsewhere or source_text(self.entry, picked) not in self.elsewhere:
                     yield picked
-
-    def _is_left_out(self, row: dict, place: str) -> bool:
-        """Whether the row meets a condition of skip_where or train_without; counts it under each that it meets."""
-        met = []
-        for column, text in self.left_out:
-            value = value_of(row, column)
-            if value is MISSING:
-                raise no_column(place, column, row, "by which rows are left out")
-            if is_written(value, text):
-                met.append((column, text))
-        self.left_out.update(met)
-        return bool(met)
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row, checked. Only the answers of a test split may be missing."""

@@ -31,7 +31,7 @@ from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
 from tasks.metrics.words import OF_WORDS, remarks
 from tasks.own_entry import completed, translated
-from tasks.rows import is_text_corpus, load_rows
+from tasks.rows import PRODIGY, is_text_corpus, load_rows
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -79,7 +79,10 @@ class Task:
             skipped.update(left_out)
             if self.name == OWN:
                 for (column, value), count in left_out.items():
-                    say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+                    if column == PRODIGY:
+                        say_once(f"{split}: {count:,} rows are left out, of which the {column} is {value}")
+                    else:
+                        say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
         if self.name == OWN and "train" in splits and len(splits) > 1:
             for (column, value), count in skipped.items():
                 if not count:

@@ -39,6 +39,7 @@ _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples"
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
 FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
 TRAINED = "trained_rows"  # {task: hashes of its training rows}, as `TrainedRows.recorded` writes them
+FOUND_LABELS = "found_labels"  # tasks whose labels were found in the rows, which do not say how they are numbered
 # {task: "text", the fingerprint of its stream, and "documents", how many were held out}
 STREAMED = "held_out_of_stream"
 
@@ -89,13 +90,14 @@ def read_record(folder: str) -> dict:
         "dataset_name": str,
         NUMBERS: dict[str, dict[str, float]],
         FUNCTIONS: dict[str, dict[str, str]],
+        FOUND_LABELS: list[str],
         TRAINED: dict[str, str],
         STREAMED: dict[str, dict[str, str | int]],
     }
     types = typing.get_type_hints(TaskArguments) | _OF_FEATURES | _RUN_FLAGS | own
     if not isinstance(record, dict) or not {"benchmark", "dataset_name"} <= record.keys():
         raise UserError(f"{path}: no record of a task, which has at least benchmark and dataset_name. {advice}")
-    record = {name: record[name] for name in (*_FLAGS, NUMBERS, FUNCTIONS, TRAINED, STREAMED) if name in record}
+    record = {name: record[name] for name in (*_FLAGS, *own) if name in record}
     for name, value in record.items():
         if not is_of(value, types[name]):
             raise UserError(
@@ -108,10 +110,19 @@ def read_record(folder: str) -> dict:
     return record
 
 
-def recorded_fields(folder: str, name: str) -> dict:
-    """The fields that task.json adds to a task's entry: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}."""
-    numbers = read_record(folder).get(NUMBERS, {}).get(name.replace("/", "_"))
-    return {"numbers": numbers} if numbers else {}
+def recorded_fields(folder: str, name: str, given: Collection[str] = ()) -> dict:
+    """The fields that task.json adds to a task's entry: {"numbers": {"step": 0.01, "least": 0, "most": 1}}, or {}.
+    given: names of the flags that are given: --labels says how they are numbered."""
+    record, fields, name = read_record(folder), {}, name.replace("/", "_")
+    if numbers := record.get(NUMBERS, {}).get(name):
+        fields["numbers"] = numbers
+    labels = record.get("labels") or []
+    # Earlier records do not say so: labels that were found are sorted, and those of the training's own rows were right.
+    is_unknown = labels == sorted(labels) and not set(given).isdisjoint(_PLACES)
+    were_found = name in record.get(FOUND_LABELS, [OWN] if is_unknown else [])
+    if name == OWN and labels and were_found and "labels" not in given:
+        fields["ordered_labels"] = False
+    return fields
 
 
 def recorded_rows(folder: str) -> dict[str, TrainedRows]:

@@ -6,18 +6,19 @@
     python fine_tune_t5.py --head embedding --train_file pairs.jsonl --source_column question --target_column answer \
         --model_name_or_path out/pre_train_t5
 
-tagged_texts.py reads words with tags, conll.py CoNLL files; word_division.py finds the words of running text, and
-tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads, head_records.py reads it
-from task.json, head_models.py makes and loads the models, which are transformers' own; head_tasks.py finds the task,
-head_rows.py has its tokens and labels, head_trainer.py loss and evaluation. encoder_answers.py evaluates and answers
-for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head reads and answers.
+tagged_texts.py reads words with tags, conll.py CoNLL files, label_lists.py lists of labels; word_division.py finds the
+words of running text, and tag_schemes.py the entities that tags say. head_kinds.py has what differs between the heads,
+head_records.py reads it from task.json, head_models.py makes and loads the models, which are transformers' own;
+head_tasks.py finds the task, head_rows.py has its tokens and labels, head_trainer.py loss and evaluation.
+encoder_answers.py evaluates and answers for evaluate_t5.py and predict_t5.py, and head_answers.py says what a head
+reads and answers.
 
 Embeddings have no head. pair_rows.py has their rows, embedder.py loss and evaluators (sentence-transformers' own),
 embedding_answers.py their part of the answers, and sentence_answers.py that of a folder without task.json.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
@@ -34,12 +35,40 @@ POOLINGS = ("mean", "first")
 _OF_TEXTS = "a head writes no text: leave it out"
 _NOT_WITH = {
     "predict_with_generate generation_num_beams generation_max_length": _OF_TEXTS,
-    "z_loss loss_chunk_size span_corruption_file": "is for target texts, of which a head writes none: leave it out",
+    "z_loss loss_chunk_size": "is for target texts, of which a head writes none: leave it out",
     "packing torch_compile": "not with --head, whose rows are padded: leave it out",
 }
 
 
 _OF_EMBEDDINGS = "embedding_temperature normalize_embeddings negative_column score_column"
+# Flags of tasks that all heads follow, the last three without an effect on any number; and those of each head.
+_FOLLOWED = (
+    "task benchmark dataset_name train_file validation_file hub_dataset hub_config source_column target_column "
+    "skip_rows_where validation_split_percentage max_train_samples max_eval_samples max_source_length "
+    "preprocessing_num_workers data_cache_dir overwrite_cache"
+)
+_OF_TEXT_ROWS = (
+    "data_dir source_file target_file validation_source_file validation_target_file tsv_header source_prefix "
+    "record_shape records json_as_text max_piece_length"
+)
+_FOLLOWED_BY = {
+    "tokens": "labels tsv_header",
+    "labels": "labels",
+    "class": f"{_OF_TEXT_ROWS} target_type metrics labels positive_label",
+    "number": f"{_OF_TEXT_ROWS} target_type metrics",
+    EMBEDDING: f"{_OF_TEXT_ROWS} max_target_length",
+}
+
+
+def refuse_unused(head: str, task: Any) -> None:
+    """UserError for the first flag of a task (TaskArguments) that a head does not follow."""
+    refuse(task, " ".join(unused_flags(head, task)), f"not with --head {head}, which does not follow it: leave it out")
+
+
+def unused_flags(head: str, task: Any) -> list[str]:
+    """The flags of a task that a head does not follow."""
+    followed = {*_FOLLOWED.split(), *_FOLLOWED_BY[head].split()}
+    return [field.name for field in fields(task) if field.name not in followed]
 
 
 @dataclass
@@ -54,19 +83,12 @@ class Heads(Feature):
         ("freeze_encoder", lambda flags: flags.head == EMBEDDING, "--head embedding trains the encoder: leave it out"),
         (_OF_EMBEDDINGS, lambda flags: flags.head != EMBEDDING, "is for embeddings: needs --head embedding"),
         ("negative_column", lambda flags: flags.score_column, "scored pairs have none: leave out one of the columns"),
-        (
-            "metrics target_type labels",
-            lambda flags: flags.head == EMBEDDING,
-            "not with --head embedding: leave it out",
-        ),
-        ("max_target_length", lambda flags: flags.head not in (None, EMBEDDING), _OF_TEXTS),
         ("characters mask_column", lambda flags: flags.head != "tokens", "needs --head tokens"),
         (
             "pooling",
             lambda flags: flags.head in (None, "tokens"),
             "is for whole texts: needs --head class, labels, number or embedding",
         ),
-        ("target_type", lambda flags: flags.head and flags.target_type == "text", _OF_TEXTS),
         (
             "label_smoothing_factor",
             lambda flags: flags.head == "number",
@@ -116,6 +138,9 @@ class EncoderLearning(RowSource, Learning, ModelSource):
         return self.flags.is_on()
 
     def decide(self, flags: Flags) -> dict[str, Any]:
+        for group in flags.groups:
+            if hasattr(group, "train_file"):
+                refuse_unused(self.flags.head, group)
         if flags.freeze_encoder and flags.train_only:
             refuse(flags, "train_only", "--freeze_encoder says already what is trained: leave one of them out")
         return {}

@@ -6,16 +6,14 @@ They know its folder by a field of its task.json, or by a file (`Answers` of tas
 
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import gather_object
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
 from foundry.arguments.evaluation import parse_evaluation_flags
@@ -28,8 +26,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
 from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
-from foundry.common.reports import end_summary, start_summary
-from foundry.common.whole_folders import told_if_full
+from foundry.common.reports import end_summary
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
@@ -40,6 +37,7 @@ from foundry.report.report import Report
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
+from tasks.answer_job import AnswerJob, answer_file
 from tasks.front import Front, check_front
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import check_files
@@ -47,7 +45,6 @@ from tasks.registry import as_list, eval_splits
 from tasks.task import LoadedTask
 from tasks.task_records import recorded_flags
 
-WINDOW = 32  # batches of each process that are sorted by length and written together
 NO_SEARCH = "a head writes no text that is searched for: leave it out"
 # Flags that decide the answers.
 _DECISIVE = ("model_name_or_path", "tokenizer_name", "source_column", "source_prefix", "bf16")
@@ -67,12 +64,13 @@ class Evaluated:
     plan: dict[str, str | None]
 
 
-class EncoderReader:
+class EncoderReader(AnswerJob):
     """The inputs of predict_t5.py as an encoder reads them, and its answers. args: the flags of predict_t5.py."""
 
-    tokenizer: PreTrainedTokenizerBase
     most: int  # tokens of an input
     if_full = "Free some space, and run the command again."
+    loaded: Any = None  # the model
+    cut = 0  # inputs, so far
 
     def __init__(self, args: Any):
         self.args, self.folder = args, args.model_name_or_path
@@ -86,7 +84,7 @@ class EncoderReader:
         return entry | {"prefix": prefix_of(self.args.source_prefix)}
 
     def plan(self) -> dict[str, str]:
-        """Rows of the plan."""
+        """Rows of the plan, of the model."""
         raise NotImplementedError
 
     def inputs(self) -> Iterator[tuple[dict, Any]]:
@@ -105,15 +103,6 @@ class EncoderReader:
         """The answers to a batch, as an `LoadedEncoder` gives them."""
         raise NotImplementedError
 
-    def output(self, settings: dict) -> Any:
-        """The file of answers, to which `append` adds records; `done` inputs are answered in it already. settings: what
-        decides the answers."""
-        raise NotImplementedError
-
-    def finished(self, output: Any, new: int) -> dict[str, str]:
-        """Ends the file, of which so many answers are new; returns a row of the end summary."""
-        raise NotImplementedError
-
     def record(self, row: dict, one: Any, answer: dict) -> Any:
         """What `output` has of an input."""
         raise NotImplementedError
@@ -130,18 +119,34 @@ class EncoderReader:
         settings |= {"input": contents_digest([Path(self.args.input_file)]), "weights": contents_digest(weights)}
         return json.loads(json.dumps(settings))
 
-    def answers(self, model: Any, some: list, state: PartialState) -> tuple[list, int]:
-        """(the records of these inputs, how many of them were cut). Inputs of similar length make a batch, of which
-        each process answers its share."""
-        inputs, size, found = [self.read(one) for _, one in some], self.args.batch_size, {}
+    def load(self) -> None:
+        self.loaded = self.model()
+
+    def rows(self, inputs: str) -> dict[str, str | None]:
+        return {"checkpoint": self.folder} | self.plan() | {"inputs": inputs}
+
+    def first(self) -> list[list[Sample]]:
+        for _, one in self.inputs():
+            ids, whole, _ = self.read(one)
+            return [[Sample("first input", ids, whole)]]
+        return []
+
+    def answer(self, items: list, progress: tqdm, begin: int) -> list:  # noqa: ARG002
+        """Inputs of similar length make a batch, of which each process answers its share."""
+        state, size = PartialState(), self.args.batch_size
+        inputs, found = [self.read(one) for _, one in items], {}
         order = longest_first([len(ids) for ids, *_ in inputs]).tolist()
-        batches = [order[begin : begin + size] for begin in range(0, len(order), size)]
+        batches = [order[first : first + size] for first in range(0, len(order), size)]
         for numbers in batches[state.process_index :: state.num_processes]:
-            found |= zip(numbers, self.of_batch(model, [inputs[number] for number in numbers]), strict=True)
+            found |= zip(numbers, self.of_batch(self.loaded, [inputs[number] for number in numbers]), strict=True)
+            progress.update(len(numbers))
         parts = gather_object([found]) if state.num_processes > 1 else [found]
         together = functools.reduce(dict.__or__, parts)
-        records = [self.record(row, one, together[number]) for number, (row, one) in enumerate(some)]
-        return records, sum(whole > self.most for _, whole, _ in inputs)
+        self.cut += sum(whole > self.most for _, whole, _ in inputs)
+        return [self.record(row, one, together[number]) for number, (row, one) in enumerate(items)]
+
+    def counted(self) -> dict[str, str]:
+        return {"cut": f"{self.cut:,} texts at {self.most:,} tokens (--max_source_length)"} if self.cut else {}
 
 
 class EncoderAnswers:
@@ -157,12 +162,24 @@ class EncoderAnswers:
         """What is evaluated, of the task that the flags name or task.json. UserError if they do not fit."""
         raise NotImplementedError
 
+    def fill_in(self, values: dict, names: set[str]) -> dict:
+        """{flag: value} of task.json for flags that are not given, which a printed line names."""
+        self.given, model = names, values["model_name_or_path"]
+        flags = self.followed(model, recorded_flags(model, values, names))
+        shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
+        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+        return flags
+
+    def followed(self, model: str, recorded: dict) -> dict:  # noqa: ARG002
+        """The recorded flags that have an effect."""
+        return recorded
+
     def write(self, folder: Path, loaded: LoadedTask, split: str, kept: Any) -> None:
         """Writes what a split's rows were answered."""
 
     def evaluate(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """The metrics of the task's evaluation rows, or of others that the flags name; writes all_results.json."""
-        evaluation, task_args, args = parse_evaluation_flags(groups, argv, fill_in, about)
+        evaluation, task_args, args = parse_evaluation_flags(groups, argv, self.fill_in, about)
         folder = evaluation.model_name_or_path
         for names, reason in self.not_evaluated.items():
             for flags in (evaluation, task_args, args):
@@ -204,42 +221,7 @@ class EncoderAnswers:
         for front in check_prediction(args, search, Features(features), self.suffix):
             front.encode(args, lambda: self.reader(args).encoder())
             return {"inputs": 0, "answered": 0}
-        reader = self.reader(args)
-        state, output = PartialState(), None
-        sizes = sum(1 for _ in reader.inputs())  # a broken row is found before the long work
-        settings = reader.settings()
-        check_alike({n: v for n, v in settings.items() if "name" not in n}, "give all nodes the same flags and files")
-        if state.is_main_process:
-            with told_if_full(f"--output_file {args.output_file}", reader.if_full):
-                output = reader.output(settings)
-        (done,) = broadcast_object_list([output and output.done])
-        done = answered_before = min(done, sizes)
-        rows = {"checkpoint": args.model_name_or_path} | reader.plan()
-        rows |= {"inputs": f"{sizes:,} of {args.input_file}", "written to": args.output_file}
-        start_summary(rows | {"continued": f"{done:,} were answered before" if done else None}, title="prediction")
-        for _, one in itertools.islice(reader.inputs(), 1):
-            ids, whole, _ = reader.read(one)
-            print_preview(reader.tokenizer, [[Sample("first input", ids, whole)]])
-        model = reader.model() if done < sizes else None
-        window, items = WINDOW * args.batch_size * state.num_processes, itertools.islice(reader.inputs(), done, None)
-        cut, bar = 0, tqdm(total=sizes, initial=done, disable=not state.is_main_process)
-        while some := list(itertools.islice(items, window)):
-            records, longer = reader.answers(model, some, state)
-            cut += longer
-            if output:
-                with told_if_full(f"--output_file {args.output_file}", reader.if_full):
-                    output.append(records)
-            done += len(some)
-            bar.update(len(some))
-        bar.close()
-        if output:
-            with told_if_full(f"--output_file {args.output_file}", reader.if_full):
-                told = reader.finished(output, done - answered_before)
-            if cut:
-                told["cut"] = f"{cut:,} texts at {reader.most:,} tokens (--max_source_length)"
-            end_summary(told)
-        finish_process_group()
-        return {"inputs": sizes, "answered": done - answered_before}
+        return answer_file(self.reader(args))
 
 
 def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
@@ -258,15 +240,6 @@ def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
         refuse_links(Path(folder), [name])
         args.output_dir = str(Path(folder) / name)
     check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
-
-
-def fill_in(values: dict, names: set[str]) -> dict:
-    """{flag: value} of task.json for flags that are not given, which a printed line names."""
-    model = values["model_name_or_path"]
-    flags = recorded_flags(model, values, names)
-    shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
-    print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
-    return flags
 
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Front]:

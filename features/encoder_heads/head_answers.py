@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from features.encoder_heads import unused_flags
 from features.encoder_heads.conll import ConllColumns, conll_rows, is_conll
 from features.encoder_heads.encoder_answers import (
     NO_SEARCH,
@@ -36,16 +37,18 @@ from features.encoder_heads.tagged_texts import (
     of_source,
     offset_encoder,
 )
+from foundry.arguments.own_pairs import OWN
 from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.reports import plain_json
 from foundry.corpora.files import is_plain_text, open_text
 from foundry.corpora.reading import read_rows
+from tasks.answer_job import AnswerJob
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
 from tasks.task import LoadedTask
-from tasks.task_records import read_record, recorded_rows
+from tasks.task_records import read_record, recorded_fields, recorded_rows
 
 # Flags of an evaluation that a head cannot follow, and why.
 _NOT_EVALUATED = {
@@ -53,12 +56,13 @@ _NOT_EVALUATED = {
     "predict_with_generate generation_num_beams generation_max_length max_target_length": NO_SEARCH,
     "attn_implementation allow_missing task": "not for a head, whose task.json says what is evaluated: leave it out",
 }
+FEWER = 4  # tokens of running text that become one, where a space is put between its words, at the very most
 
 
 class HeadReader(EncoderReader):
     """The inputs of predict_t5.py, as a head reads them, and its answers."""
 
-    if_full = "The answers written so far stay. Free some space: then the same command resumes."
+    if_full = AnswerJob.if_full
 
     def __init__(self, args: Any):
         super().__init__(args)
@@ -73,7 +77,8 @@ class HeadReader(EncoderReader):
                 entry["inputs"] = {"": flags["source_column"][0]}
         self.kind = dataclasses.replace(self.kind, entry=entry)
         word, tag = args.source_column or flags.get("source_column"), flags.get("target_column")
-        self.columns = ConllColumns(word and word[0], tag and tag[0], flags.get("tsv_header"))
+        are_given = bool(args.source_column)
+        self.columns = ConllColumns(word and word[0], tag and tag[0], flags.get("tsv_header"), are_given)
         self.most = args.max_source_length or entry["max_source_length"]
         self.encode = offset_encoder(self.tokenizer)
         self.collate = HeadCollator(self.tokenizer, self.kind)
@@ -96,10 +101,13 @@ class HeadReader(EncoderReader):
     def tagged(self, path: Path) -> Iterator[tuple[dict, Tagged]]:
         """Lines of a text file, sentences of a CoNLL file, or rows with a text or a list of words."""
         assert isinstance(self.kind, Tokens)
-        form, named = self.kind.form, self.args.source_column
-        labels = [] if form.reads == "letters" else self.kind.labels  # which letters alone may be
-        if is_plain_text(path) and named or is_conll(path, self.columns, labels):
-            rows = conll_rows(path, self.columns, has_tags=False, labels=self.kind.labels)
+        form, named, scheme, labels = self.kind.form, self.args.source_column, self.kind.scheme, self.kind.labels
+
+        def is_tag(field: str) -> bool:
+            return form.reads != "letters" and scheme.meant(field) in labels  # which letters alone may be
+
+        if is_plain_text(path) and named or is_conll(path, self.columns, is_tag):
+            rows = conll_rows(path, self.columns, has_tags=False, is_tag=is_tag)
             for number, row in enumerate(rows, start=1):
                 yield row, joined_words(row["words"], f"{path}, row {number:,}")
             return
@@ -168,6 +176,11 @@ class HeadReader(EncoderReader):
                 return self.read(of_source(value, kind.form))
             return self.read(joined_words(value, columns[0]))
 
+        def fewest(values: dict) -> int:
+            """Of a text whose words are to be found; spaces between them could at most make few tokens of many."""
+            texts = [value for value in values.values() if isinstance(value, str) and isinstance(kind, Tokens)]
+            return sum(len(self.encode(text)[0]) // FEWER for text in texts)
+
         def answer(inputs: list[Read]) -> list[dict]:
             found = self.of_batch(model, inputs)
             if not isinstance(kind, Tokens) or not kind.scheme.is_plain:
@@ -177,7 +190,7 @@ class HeadReader(EncoderReader):
 
         labels = None if isinstance(kind, Number) else kind.labels
         about = {"checkpoint": self.folder} | kind.plan()
-        return LoadedEncoder(kind.name, columns, labels, "", self.most, about, read, answer)
+        return LoadedEncoder(kind.name, columns, labels, "", self.most, about, read, answer, fewest)
 
 
 class HeadAnswers(EncoderAnswers):
@@ -187,10 +200,15 @@ class HeadAnswers(EncoderAnswers):
     files = f"{EncoderAnswers.files}, predictions.jsonl"
     next = "--input_file new.jsonl"
 
+    def followed(self, model: str, recorded: dict) -> dict:
+        """As of `EncoderAnswers`: an earlier training took flags that its head did not follow."""
+        unused = unused_flags(saved_kind(model, {}).name, TaskArguments)
+        return {name: value for name, value in recorded.items() if name not in unused}
+
     def found(self, evaluation: Any, task_args: TaskArguments, args: Any, tokenizer: Any) -> Evaluated:
         folder = evaluation.model_name_or_path
-        kind = saved_kind(folder, {})
-        tasks = HeadTasks(heads_of(kind), task_args, kind)
+        kind, recorded = saved_kind(folder, {}), recorded_fields(folder, OWN, self.given)
+        tasks = HeadTasks(heads_of(kind), task_args, kind, {} if kind.name == "number" else recorded)
         loaded = LoadedHead(tasks, splits_to_evaluate(evaluation, tasks.tasks[0]), tokenizer)
         loaded.trained = recorded_rows(folder).get(loaded.name, loaded.trained)
         return Evaluated(

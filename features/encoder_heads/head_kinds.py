@@ -197,7 +197,10 @@ class Class(Kind):
     name = "class"
 
     def targets(self, row: dict, where: str) -> list[float]:
-        return [value_of_text(self.entry, target_text(where, self.entry, row))]
+        text = target_text(where, self.entry, row)
+        if text not in self.labels:  # of --labels in an evaluation
+            raise UserError(f"{where}: the label {text} is none of the head's: {self.some_labels}")
+        return [self.labels.index(text)]
 
     def chosen(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return logits.argmax(-1)
@@ -273,13 +276,15 @@ class Labels(Kind):
         return logits[:, 0].gt(0).long()
 
     def scores(self, chosen: np.ndarray, _: list, rows: list[dict]) -> dict[str, float]:
-        """F1 of all classes together, their mean F1, and the share of rows with all classes right."""
+        """F1 of all classes together, the mean F1 of those that occur, and the share of rows with all classes right."""
         from sklearn.metrics import f1_score
 
         gold = np.array([[label in row["labels"] for label in self.labels] for row in rows], dtype=int)
         found = chosen.astype(int)
         scores = {"f1": f1_score(gold, found, average="micro", zero_division=0)}
-        scores["f1_macro"] = f1_score(gold, found, average="macro", zero_division=0)
+        used = np.flatnonzero((gold | found).any(0))
+        of_used = f1_score(gold, found, labels=used, average="macro", zero_division=0) if len(used) else 0.0
+        scores["f1_macro"] = of_used
         scores["accuracy"] = (gold == found).all(1).mean()
         return {name: float(value) for name, value in scores.items()}
 

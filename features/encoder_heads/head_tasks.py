@@ -8,39 +8,42 @@ several labels, from files of their own.
 """
 
 import dataclasses
+import functools
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from features.encoder_heads import refuse_unused
 from features.encoder_heads.conll import TEXT_WITH_TAGS, ConllColumns, conll_rows, holds_lists
 from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens, check_seqeval
-from features.encoder_heads.tag_schemes import scheme_of
-from features.encoder_heads.tagged_texts import Form, Tagged, form_of, tagged_rows
+from features.encoder_heads.label_lists import listed_rows, named_labels
+from features.encoder_heads.tag_schemes import meant_tags, scheme_of
+from features.encoder_heads.tagged_texts import Form, form_of, tagged_row
 from features.encoder_heads.word_division import division_of, found_share, running_text
 from foundry.arguments.own_pairs import (
-    FLAGS_OF_FEATURES,
     OWN,
     check_own_pairs,
     column_names,
     complete_own_pairs,
     names_own_pairs,
+    skip_conditions,
 )
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
-from foundry.common.flags import refuse
 from foundry.common.words import listed
-from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text
+from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text, say_once
 from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
 from foundry.report.lengths import percent
 from tasks import registry
 from tasks.mixture import Tasks
-from tasks.rows import held_out_halves
+from tasks.rows import PRODIGY, RowFilter, held_out_halves
 from tasks.task import Task, named_tasks
 
 SHOWN_ROWS = 4
@@ -53,14 +56,16 @@ _OF_TEXTS = ("invalid_outputs", "token_accuracy")  # metrics
 
 class HeadTask(Task):
     """A task of own files whose rows have a text and tags or several labels. `entry` has the fields that the core asks
-    for. columns: given by the flags, or None."""
+    for. columns: given by the flags, or None. trained: the head of a folder, to evaluate it."""
 
     is_one_of_several = False
     functions: ClassVar[dict] = {}
 
-    def __init__(self, args: TaskArguments, heads: Any, trained: Form | None):
+    def __init__(self, args: TaskArguments, heads: Any, trained: Kind | None):
         self.name, self.args, self.head = OWN, args, heads.head
-        self.letters, self.mask, self.trained = heads.characters, heads.mask_column, trained
+        self.letters, self.mask = heads.characters, heads.mask_column
+        self.trained = trained.form if isinstance(trained, Tokens) else None
+        self.has_numbers = trained is not None and not {"0", "1"}.isdisjoint(trained.labels)  # among its labels
         self.form: Form | None = None
         self.files: dict[str, list] = {}
         self.columns: tuple[str, ...] | None = None
@@ -71,7 +76,8 @@ class HeadTask(Task):
                     f"--source_column {' '.join(args.source_column)}: --head {self.head} reads one column and its "
                     "--target_column"
                 )
-        self.spaced = True
+        self.label_columns = self.columns or ("text", "labels")
+        self.spaced, self.spans_left_out = True, Counter[str]()
         # The rows have no column "target": what the core counts of answers is for one text in each row.
         self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=list(Labels.metrics))
         self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
@@ -87,22 +93,45 @@ class HeadTask(Task):
         suffixes = (*ROW_SUFFIXES, *TEXT_WITH_TAGS) if self.head == "tokens" else ROW_SUFFIXES
         return expand_files(f"--{flag}", named, suffixes)
 
-    def rows_of(self, split: str, left_out: Counter) -> list[Any]:  # noqa: ARG002
+    def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         """The rows {"text", "labels", "where"} of a split; of tokens also "tagged", the Tagged."""
         source = "train" if self.entry["held_out"] else split
-        if self.args.hub_dataset:
-            rows = list(self.rows_of_hub(source))
-        else:
-            files = self.files_of(source)
-            self.files[source] = [files]
-            rows = [row for path in files for row in self.rows_of_file(path)]
+        kept = RowFilter(skip_conditions(self.args), self.columns or ())
+        rows: list[dict] = []
+        for where, records, features in self.sources(source):
+            placed = ((f"{where}, row {number:,}", record) for number, record in enumerate(records, start=1))
+            some = [(place, record) for place, record in placed if not kept.leaves_out(record, place)]
+            rows += self.rows_of_records(some, features)
+        left_out.update(kept.left_out)
+        for decision, count in self.spans_left_out.items():
+            say_once(f"{source}: {count:,} spans are left out, of which the {PRODIGY} is {decision}")
+        self.spans_left_out.clear()
         if not rows:
             named = "hub_dataset" if self.args.hub_dataset else f"{source}_file"
-            raise UserError(f"--{named}: no rows in the split {source}")
+            less = f" but {left_out.total():,} that are left out" if left_out.total() else ""
+            raise UserError(f"--{named}: no rows in the split {source}{less}")
+        if self.head == "labels":
+            rows = named_labels(rows, self.label_columns[1], self.args.labels, self.has_numbers)
+            self.has_numbers |= any(label in ("0", "1") for row in rows for label in row["labels"])
         return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
 
-    def rows_of_hub(self, split: str) -> Iterator[Any]:
-        """The rows of a split of --hub_dataset. UserError if there is none."""
+    def sources(self, split: str) -> Iterator[tuple[str, Iterable[dict], Mapping[str, Any] | None]]:
+        """(its name, its records, {column: its kind} as `datasets` knows it) of each file of a split, or of
+        --hub_dataset. The records of CoNLL files, which have no columns, are {"words", "tags"}, and there are no kinds:
+        None."""
+        if not self.args.hub_dataset:
+            files = self.files_of(split)
+            self.files[split] = [files]
+            for path in files:
+                # Of words with tags, what is no file of rows is CoNLL, and so is a table without lists.
+                has_lines = is_plain_text(path) or data_kind(path) == ".tsv" and not holds_lists(path)
+                if self.head == "tokens" and not self.letters and has_lines:
+                    word, tag = self.columns or (None, None)
+                    columns = ConllColumns(word, tag, self.args.tsv_header)
+                    yield str(path), conll_rows(path, columns, has_tags=True), None
+                else:
+                    yield str(path), read_rows(path), features_of_file(path)
+            return
         name = self.args.hub_dataset
         splits = load_dataset_splits(name, self.args.hub_config, "--hub_dataset")
         if split not in splits:
@@ -111,41 +140,32 @@ class HeadTask(Task):
         rows = splits[split]
         if isinstance(rows, DataFiles):
             for path in rows:
-                yield from self.rows_of_records(list(read_any_rows(path)), rows.features, str(path))
-            return
-        yield from self.rows_of_records(python_rows(rows.with_format("arrow")[:], name), rows.features, name)
+                yield str(path), read_any_rows(path), rows.features
+        else:
+            yield name, python_rows(rows.with_format("arrow")[:], name), rows.features
 
-    def rows_of_file(self, path: Path) -> Iterator[Any]:
-        """The rows of a file. Of words with tags, what is no file of rows is CoNLL, and so is a table without lists."""
-        has_lines = is_plain_text(path) or data_kind(path) == ".tsv" and not holds_lists(path)
-        if self.head == "tokens" and not self.letters and has_lines:
-            word, tag = self.columns or (None, None)
-            rows = conll_rows(path, ConllColumns(word, tag, self.args.tsv_header), has_tags=True)
-            yield from self.tagged(rows, Form(("words", "tags"), "words"), str(path))
-            return
-        yield from self.rows_of_records(list(read_rows(path)), features_of_file(path), str(path))
-
-    def rows_of_records(self, records: list[dict], features: Mapping[str, Any], where: str) -> Iterator[Any]:
-        """features: {column: its kind}, as `datasets` knows it, of which lists of classes have names."""
+    def rows_of_records(self, placed: list[tuple[str, dict]], features: Mapping[str, Any] | None) -> Iterator[dict]:
+        """The rows of a file's (place, record). UserError for files of different forms in a training."""
         if self.head == "labels":
-            columns = self.columns or ("text", "labels")
-            yield from labelled_rows(with_names(records, features, columns[1]), columns, where)
-        elif records:
-            form = form_of(records[0], self.columns, self.letters, self.spaced, f"{where}, row 1")
-            yield from self.tagged(with_names(records, features, form.columns[1]), form, where)
-
-    def tagged(self, records: Iterable[dict], form: Form, where: str) -> Iterator[dict]:
-        """The rows of records of words with tags. UserError for files of different forms in a training."""
-        self.form = self.form or dataclasses.replace(form, mask=self.mask)
-        if form.reads != self.form.reads:
-            raise UserError(f"{where}: has {form.reads}, and the files before have {self.form.reads}: train on one")
+            placed = with_names(placed, features or {}, self.label_columns[1])
+            yield from listed_rows(placed, self.label_columns)
+            return
+        if not placed:
+            return
+        form = Form(("words", "tags"), "words")
+        if features is not None:
+            form = form_of(placed[0][1], self.columns, self.letters, self.spaced, placed[0][0])
+            placed = with_names(placed, features, form.columns[1])
         form = dataclasses.replace(form, mask=self.mask)
-        yield from map(of_tagged, tagged_rows(records, form, where, self.trained))
-
-
-def of_tagged(one: Tagged) -> dict:
-    """A row of words with tags, as other heads have theirs."""
-    return {"text": one.text, "labels": one.tags, "where": one.where, "tagged": one}
+        self.form = self.form or form
+        if form.reads != self.form.reads:
+            raise UserError(
+                f"{placed[0][0]}: has {form.reads}, and the files before have {self.form.reads}: train on one"
+            )
+        for place, record in placed:
+            one = tagged_row(place, record, form, self.trained)
+            self.spans_left_out.update(one.left_out)
+            yield {"text": one.text, "labels": one.tags, "where": place, "tagged": one}
 
 
 def features_of_file(path: Path) -> Mapping[str, Any]:
@@ -158,12 +178,12 @@ def features_of_file(path: Path) -> Mapping[str, Any]:
         return Features.from_arrow_schema(file.schema_arrow)
 
 
-def with_names(records: Iterable[dict], features: Mapping[str, Any], column: str) -> Iterable[dict]:
-    """The records with class names in place of class numbers, where the column holds lists of classes."""
+def with_names(placed: list[tuple[str, dict]], features: Mapping[str, Any], column: str) -> list[tuple[str, dict]]:
+    """The (place, record) with class names in place of class numbers, where the column holds lists of classes."""
     names = getattr(getattr(features.get(column), "feature", None), "names", None)
     if not names:
-        return records
-    return (row | {column: _named(row[column], names)} for row in records)
+        return placed
+    return [(place, row | {column: _named(row[column], names)}) for place, row in placed]
 
 
 def _named(numbers: Any, names: list[str]) -> Any:
@@ -173,50 +193,15 @@ def _named(numbers: Any, names: list[str]) -> Any:
     return [names[number] if number in range(len(names)) else number for number in numbers]
 
 
-def labelled_rows(records: Iterable[dict], columns: Sequence[str], where: str) -> Iterator[dict]:
-    """{"text", "labels", "where"} of records. UserError names the row."""
-    text_column, label_column = columns
-    for number, row in enumerate(records, start=1):
-        place = f"{where}, row {number:,}"
-        if lacking := next((column for column in columns if column not in row), None):
-            raise UserError(
-                f"{place}: no column {lacking}: name yours with --source_column and --target_column; the row has: "
-                f"{listed(row)}"
-            )
-        text, labels = row[text_column], row[label_column]
-        if not isinstance(text, str):
-            raise UserError(f"{place}: the column {text_column} holds no text, but a {type(text).__name__}")
-        if not isinstance(labels, list):
-            raise UserError(
-                f"{place}: the column {label_column} must be a list of labels, as a row may have several or none, not "
-                f"{labels!r:.60}; one label for each row is --head class"
-            )
-        yield {"text": text, "labels": read_labels(labels, f"{place}: the column {label_column}"), "where": place}
-
-
-def read_labels(labels: list, what: str) -> list[str]:
-    """The labels of a row as texts. UserError for what is no name or number of a label, and for a list that says of
-    each label whether the text has it."""
-    is_multi_hot = len(labels) > 1 and all(label in (0, 1) for label in labels)
-    if is_multi_hot and (len({*labels}) < len(labels) or any(isinstance(label, bool | float) for label in labels)):
-        raise UserError(f"{what} is {labels!r:.60}, a 0 or 1 for each label: write the names of those that are 1")
-    for label in labels:
-        is_number = isinstance(label, int) and not isinstance(label, bool) and label >= 0
-        if not is_number and not (isinstance(label, str) and label.strip()):
-            raise UserError(f"{what} has {label!r:.40}, which is no label: a text without any has an empty list")
-    if len({*labels}) < len(labels):
-        raise UserError(f"{what} is {labels!r:.60}: names a label twice")
-    return list(map(str, labels))
-
-
 class HeadTasks(Tasks):
     """The task of a head: its kind, found in the training rows, which are read here."""
 
     answers = 1  # rows are not packed
 
-    def __init__(self, heads: Any, args: TaskArguments, trained: Kind | None = None):
-        """trained: the head of a folder, to evaluate it."""
-        self.heads, self.rows = heads, {}
+    def __init__(self, heads: Any, args: TaskArguments, trained: Kind | None = None, recorded: dict | None = None):
+        """trained: the head of a folder, to evaluate it. recorded: fields of its task's entry, as of `Task`."""
+        refuse_unused(heads.head, args)
+        self.heads, self.rows, self.is_trained, self.recorded = heads, {}, trained is not None, recorded
         self.example = ""
         super().__init__([self.found_task(args, trained)])
         entry = self.tasks[0].entry
@@ -227,23 +212,18 @@ class HeadTasks(Tasks):
     def found_task(self, args: TaskArguments, trained: Kind | None) -> Task:
         """The one task that the flags name. UserError if it does not go with the head."""
         head = self.heads.head
-        refuse(args, " ".join(FLAGS_OF_FEATURES), f"is for texts, of which --head {head} writes none: leave it out")
         if head in ("tokens", "labels"):
             if not names_own_pairs(args) or args.source_file:
                 raise UserError(f"--head {head}: reads rows of your own: name them with --train_file or --hub_dataset")
-            for name in ("target_type", "record_shape", "metrics", "source_prefix"):
-                if getattr(args, name):
-                    shown = " ".join(registry.as_list(getattr(args, name)))
-                    raise UserError(f"--{name} {shown}: has no effect with --head {head}: leave it out")
             args.benchmark, args.dataset_name = "own", OWN
             check_own_pairs(args)
             complete_own_pairs(args)
-            return HeadTask(args, self.heads, trained.form if isinstance(trained, Tokens) else None)
+            return HeadTask(args, self.heads, trained)
         if args.target_type not in (None, head):
             raise UserError(f"--target_type {args.target_type}: --head {head} learns a {head}: leave it out")
         if names_own_pairs(args):
             args.target_type = head
-        found = named_tasks(args)
+        found = named_tasks(args, functools.partial(Task, recorded=self.recorded))
         if len(found) > 1:
             raise UserError(f"--dataset_name {args.dataset_name}: a head learns one task. Name one of them")
         (task,) = found
@@ -254,10 +234,24 @@ class HeadTasks(Tasks):
         return task
 
     def read(self, split: str) -> list[Any]:
-        """The rows of a split, read once."""
+        """The rows of a split, read once; in a training those of all splits are."""
         if split not in self.rows:
-            self.rows |= self.tasks[0].read([split])
+            (task,) = self.tasks
+            splits = [split] if self.is_trained else ["train", *registry.eval_splits(task.entry)]
+            self.rows |= task.read(splits)
+            if self.is_trained and isinstance(self.kind, Tokens):
+                self.read_as_meant(self.kind.scheme.meant, self.kind.labels)
         return self.rows[split]
+
+    def read_as_meant(self, meant: Callable[[str], str], known: Collection[str] = ()) -> None:
+        """Replaces the tags of all rows, but those known, by what is meant by them (B_PER: B-PER)."""
+        replaced = {}
+        for row in itertools.chain.from_iterable(self.rows.values()):
+            for place, tag in enumerate(row["labels"]):
+                if tag is not None and tag not in known and meant(tag) != tag:
+                    replaced[tag] = row["labels"][place] = meant(tag)
+        for tag in sorted(replaced):
+            say_once(f"tags: {tag} is read as {replaced[tag]}")
 
     def found_kind(self) -> Kind:
         """The head's kind, with the labels of the training rows or of --labels."""
@@ -269,28 +263,34 @@ class HeadTasks(Tasks):
             texts = [registry.target_text(task.name, task.entry, row) for row in rows]
             numbers = np.array([registry.value_of_text(task.entry, text) for text in texts])
             return Number(["number"], task.entry, pooling, float(numbers.mean()), float(numbers.std()) or 1.0)
+        if head == "tokens":
+            meant = meant_tags({tag for row in rows for tag in row["labels"] if tag is not None})
+            self.read_as_meant(lambda tag: meant.get(tag, tag))
+            named = named and [meant.get(tag, tag) for tag in named]
         tags = [[tag for tag in row["labels"] if tag is not None] for row in rows]
         found = sorted({tag for of_row in tags for tag in of_row}, key=lambda tag: (tag != "O", tag))
         if named and (other := [tag for tag in found if tag not in named]):
             raise UserError(f"--labels {','.join(named)}: the training rows have {listed(other)} too. Name it")
         if head == "tokens":
-            return self.found_tags(tags, rows, found)
+            kind = self.found_tags(tags, rows, named or found)
+            self.read_as_meant(kind.scheme.meant, kind.labels)
+            return kind
         if len(found) > max(FEW, len(rows) // 2) and not named:
             raise UserError(f"--train_file: {len(found):,} labels in {len(rows):,} rows; name the labels with --labels")
         return Labels(named or found, task.entry, pooling)
 
-    def found_tags(self, tags: list[list[str]], rows: list[dict], found: list[str]) -> Tokens:
-        """The kind of a head that labels words. tags: those that are known of each training row; found: the different
-        ones."""
+    def found_tags(self, tags: list[list[str]], rows: list[dict], labels: list[str]) -> Tokens:
+        """The kind of a head that labels words. tags: those that are known of each training row; labels: the different
+        ones, or those of --labels."""
         (task,), named = self.tasks, self.args.labels
         assert isinstance(task, HeadTask)
         assert task.form is not None
-        if len(found) < 2 and not named:
-            raise UserError(f"--train_file: all tags are {listed(found) or 'unknown'}, and there is nothing to learn")
+        if len(labels) < 2 and not named:
+            raise UserError(f"--train_file: all tags are {listed(labels) or 'unknown'}, and there is nothing to learn")
         scheme = scheme_of(zip(tags, (row["where"] for row in rows), strict=True))
         if not scheme.is_plain:
             check_seqeval()
-            found = scheme.all_tags(found)
+            labels = labels if named else scheme.all_tags(labels)
         form, tagged = task.form, [row["tagged"] for row in rows]
         texts = [one.text for one in tagged]
         if form.reads == "words":
@@ -300,7 +300,7 @@ class HeadTasks(Tasks):
             share = found_share(form.division, words)
             self.example = f" ({percent(share)} of the training words are found)" if share < 1 else ""
         self.example += f": {form.division.shown(texts[0])}"
-        return Tokens(named or found, task.entry, None, scheme, form)
+        return Tokens(labels, task.entry, None, scheme, form)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """As of `Tasks`, and that nothing is generated."""

@@ -14,8 +14,9 @@
 | BILOU | B I L | U |
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from foundry.common.errors import UserError
@@ -27,6 +28,10 @@ _LETTERS = {"IOB2": "BI", "IOBES": "BIES", "BMES": "BMES", "BILOU": "BILU"}  # t
 SCHEMES = _LETTERS | {"BIO": "BI", "IOE": "IE", "IOE2": "IE"}
 _AS_IOBES = str.maketrans("MLU", "IES")
 _WITHOUT_LABELS = {"IOB2": {"B", "I", "O"}, "IOBES": {"B", "I", "E", "S", "O"}, "BMES": {"B", "M", "E", "S"}}
+# Tags as some files write them: o or 0 for O, b-per and B_PER for B-PER.
+_AS_OUTSIDE = ("O", "o", "0")
+_PREFIXED = re.compile(r"(?P<letter>[BIESMLU])[-_](?P<label>.+)", re.IGNORECASE)
+_SUFFIXED = re.compile(r"(?P<label>.+)[-_](?P<letter>[BIESMLU])", re.IGNORECASE)
 MOST_STRANGE = 0.1  # of the tags may be unlike all others, which are then wrong; with more of them all are plain
 
 
@@ -56,6 +61,18 @@ class Scheme:
         else:
             letter, _, label = tag.partition("-")
         return letter, label or NO_LABEL
+
+    def meant(self, tag: str) -> str:
+        """A tag as the scheme writes it: "o" -> "O", "b-per" -> "B-per", "B_PER" -> "B-PER"."""
+        if self.is_plain:
+            return tag
+        if tag in _AS_OUTSIDE:
+            return OUTSIDE
+        match = (_SUFFIXED if self.suffixes else _PREFIXED).fullmatch(tag)
+        if match is None:
+            return tag
+        letter, label = match["letter"].upper(), match["label"]
+        return f"{label}-{letter}" if self.suffixes else f"{letter}-{label}"
 
     def all_tags(self, tags: Iterable[str]) -> list[str]:
         """O, and of each label that the tags have all tags that other rows may have."""
@@ -113,6 +130,30 @@ def scheme_of(rows: Iterable[tuple[Sequence[str], str]]) -> Scheme:
         if scheme is not None:
             return Scheme(_exact(scheme.name, scheme, sentences), suffixes)
     return Scheme()
+
+
+def meant_tags(tags: Collection[str]) -> dict[str, str]:
+    """{tag: how it is meant} of tags that are written unlike any scheme and can be read in one way alone: {"o": "O",
+    "B_PER": "B-PER", ...}; {} of others, as of plain tags."""
+    for suffixes in (False, True):
+        scheme = Scheme("IOBES", suffixes)
+        meant = {tag: scheme.meant(tag) for tag in tags}
+        letters: dict[str, set[str]] = {}  # of each label
+        for tag in meant.values():
+            letter, label = scheme.parts(tag)
+            if tag != OUTSIDE:
+                letters.setdefault(label, set()).add(letter)
+        changed = {tag: other for tag, other in meant.items() if tag != other}
+        # Labels of tags that are written as the scheme's are known; others must not look like them by chance (e-mail).
+        known = {scheme.parts(tag)[1] for tag in tags if tag not in changed and tag != OUTSIDE}
+        of_changed = {scheme.parts(other)[1] for other in changed.values()} - {""}
+        used = set().union(*letters.values())
+        is_scheme = used & {"B", "I"} and any(used <= {*of_scheme} for of_scheme in SCHEMES.values())
+        have_begins = all(of_label & {*"BISU"} for of_label in letters.values())
+        has_entities = OUTSIDE in meant.values() or any(len(of_label) > 1 for of_label in letters.values())
+        if is_scheme and have_begins and has_entities and (not known or of_changed <= known):
+            return changed
+    return {}
 
 
 def _of_affixes(counts: Counter, first: dict[str, str], suffixes: bool) -> Scheme | None:

@@ -10,7 +10,7 @@ The tag of a word is that of its first token; a word that shares its first token
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from features.encoder_heads.tag_schemes import OUTSIDE
 from features.encoder_heads.word_division import CHARACTERS, PARTS, SEEN, Division, Place, is_word
 from foundry.common.errors import UserError
 from foundry.common.words import listed
+from tasks.rows import NOT_ACCEPTED
 
 _WORDS = (("words", "tags"), ("tokens", "tags"), ("tokens", "ner_tags"), ("words", "labels"), ("tokens", "labels"))
 _LETTERS = (("sequence", "tags"), ("sequence", "labels"), ("sequence", "label"), ("text", "tags"), ("text", "labels"))
@@ -32,7 +33,7 @@ _SPANS = (("text", "spans"), ("text", "entities"))
 class Tagged:
     """A text, the places [W] of its words, and their tags [W]; None: not known, one or all of them. source: the text in
     which `places`, of the words too, are counted for people, where the model reads another one. where: its file and
-    row."""
+    row. left_out: the decisions in Prodigy, "reject" or "ignore", by which spans are left out."""
 
     text: str
     words: list[Place]
@@ -40,6 +41,7 @@ class Tagged:
     source: str
     places: list[Place]
     where: str = ""
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -77,28 +79,26 @@ def form_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced
 
 
 # ---------------------------------------------------------------- rows
-def tagged_rows(records: Iterable[dict], form: Form, where: str, trained: Form | None = None) -> Iterator[Tagged]:
-    """The texts of a file's records with their tags. trained: the Form of the model, which may have learnt of other
-    rows. UserError names file and row."""
+def tagged_row(place: str, record: dict, form: Form, trained: Form | None = None) -> Tagged:
+    """The text of a record with its tags. place: its file and row. trained: the Form of the model, which may have
+    learnt of other rows. UserError names the place."""
     form = form if trained is None else trained.with_rows_of(form)
-    for number, record in enumerate(records, start=1):
-        place = f"{where}, row {number:,}"
-        for name in (*form.columns, *([form.mask] if form.mask else [])):
-            if name not in record:
-                raise UserError(f"{place}: no column {name}; the row has: {listed(record)}")
-        words, tags = (record[name] for name in form.columns)
-        if tags is None:
-            raise UserError(
-                f"{place}: the column {form.columns[1]} is empty; a text in which nothing is tagged has an empty list "
-                "of spans, and a tag that is not known is null within the list"
-            )
-        made = of_record(words, tags, form, place, trained)
-        assert made.tags is not None
-        if form.mask is not None:
-            known = known_of_mask(record[form.mask], len(made.tags), f"{place}: the column {form.mask}")
-            made.tags = [tag if is_known else None for tag, is_known in zip(made.tags, known, strict=True)]
-        made.where = place
-        yield made
+    for name in (*form.columns, *([form.mask] if form.mask else [])):
+        if name not in record:
+            raise UserError(f"{place}: no column {name}; the row has: {listed(record)}")
+    words, tags = (record[name] for name in form.columns)
+    if tags is None:
+        raise UserError(
+            f"{place}: the column {form.columns[1]} is empty; a text in which nothing is tagged has an empty list "
+            "of spans, and a tag that is not known is null within the list"
+        )
+    made = of_record(words, tags, form, place, trained)
+    assert made.tags is not None
+    if form.mask is not None:
+        known = known_of_mask(record[form.mask], len(made.tags), f"{place}: the column {form.mask}")
+        made.tags = [tag if is_known else None for tag, is_known in zip(made.tags, known, strict=True)]
+    made.where = place
+    return made
 
 
 def of_record(words: Any, tags: Any, form: Form, place: str, trained: Form | None = None) -> Tagged:
@@ -109,7 +109,7 @@ def of_record(words: Any, tags: Any, form: Form, place: str, trained: Form | Non
             raise UserError(f"{place}: the column {column} holds no text beside spans, but {_shown(words)}")
         made = of_source(words, trained or form)
         if tags is not None:
-            made.tags = list(tags_of_spans(words, made.places, tags, place, form.division))
+            made.tags, made.left_out = tags_of_spans(words, made.places, tags, place, form.division)
         return made
     if form.reads == "letters":
         if not isinstance(words, str) or not words:
@@ -215,17 +215,22 @@ def _shown(value: Any) -> str:
     return f"{value!r:.60}" if isinstance(value, str | int | float | None) else f"a {type(value).__name__}"
 
 
-def tags_of_spans(text: str, words: list[Place], spans: Any, place: str, division: Division) -> list[str]:
-    """The BIO tags of a text's words: "Ana sings" and [{"start": 0, "end": 3, "label": "PER"}] -> B-PER O. UserError
-    for spans that overlap, or begin or end within a word."""
+def tags_of_spans(
+    text: str, words: list[Place], spans: Any, place: str, division: Division
+) -> tuple[list[str | None], list[str]]:
+    """(the BIO tags of a text's words, the decisions by which spans are left out): "Ana sings" and [{"start": 0, "end":
+    3, "label": "PER"}] -> B-PER O. The words of a span that was rejected or ignored in Prodigy have no known tag: it
+    may have another label. UserError for spans that overlap, or begin or end within a word."""
     if not isinstance(spans, list):
         raise UserError(f"{place}: spans must be a list of {{start, end, label}}, not {_shown(spans)}")
     strange = [span for span in spans if not isinstance(span, dict)]
     if strange:
         raise UserError(f"{place}: a span must be {{start, end, label}}, not {strange[0]!r:.60}")
-    tags, begins, ends = [OUTSIDE] * len(words), {}, {}
+    begins, ends = {}, {}
     for number, (begin, end) in enumerate(words):
         begins[begin], ends[end] = number, number
+    tags: list[str | None] = [OUTSIDE] * len(words)
+    left_out = []
     for span in spans:
         if lacking := next((name for name in ("start", "end", "label") if name not in span), None):
             raise UserError(f"{place}: a span has no {lacking}; it has: {listed(span)}")
@@ -234,6 +239,12 @@ def tags_of_spans(text: str, words: list[Place], spans: Any, place: str, divisio
             raise UserError(
                 f"{place}: span {begin} to {end} ({label}): must lie within the text's {len(text):,} characters"
             )
+        if span.get("answer") in NOT_ACCEPTED:
+            left_out.append(span["answer"])
+            for number, (first, last) in enumerate(words):
+                if first < end and begin < last and tags[number] == OUTSIDE:
+                    tags[number] = None
+            continue
         shown = f"{place}: span {begin} to {end} ({label}, {text[begin:end]!r:.40})"
         for what, at, known in (("begins", begin, begins), ("ends", end, ends)):
             if at not in known:
@@ -245,11 +256,11 @@ def tags_of_spans(text: str, words: list[Place], spans: Any, place: str, divisio
                     "train with --characters, by which each character is a word"
                 )
         numbers = range(begins[begin], ends[end] + 1)
-        if any(tags[number] != OUTSIDE for number in numbers):
+        if any(tags[number] not in (OUTSIDE, None) for number in numbers):
             raise UserError(f"{shown}: overlaps another span, and a word has one tag")
         for number in numbers:
             tags[number] = f"{'B' if number == numbers[0] else 'I'}-{label}"
-    return tags
+    return tags, left_out
 
 
 # ---------------------------------------------------------------- on tokens

@@ -15,6 +15,7 @@ Words of training rows have lost what stood between them. So running text is mad
 two of them but where both are of scripts without spaces, and the first way is taken that finds the most of the words.
 """
 
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -79,29 +80,50 @@ class Division:
 
     def _without_marks(self, text: str, begin: int, end: int) -> Iterator[Place]:
         """The places of a word, of the marks at its ends, and of the words within it that begin or end with a mark in
-        training (Ana's -> Ana 's)."""
+        training (Ana's -> Ana 's). The work is that of the word's length times the number of different `sizes`."""
         behind: list[Place] = []
         apart = self.marks + NO_BREAK
-        while end - begin > 1 and text[begin:end] not in self.kept:
-            inner = [match.start() for match in _MARKS.finditer(text, begin + 1, end - 1)]
-            ending = next((place for place in inner if text[place:end] in self.kept), None)
-            beginning = next((place + 1 for place in inner if text[begin : place + 1] in self.kept), None)
+        while end - begin > 1 and not self._is_kept(text, begin, end):
             if text[end - 1] in apart:
-                behind.insert(0, (end - 1, end))
+                behind.append((end - 1, end))
                 end -= 1
             elif text[begin] in apart:
                 yield begin, begin + 1
                 begin += 1
-            elif beginning is not None:  # s-a of "s-" and "-a", which both are words: as in Romanian
+            elif beginning := self._kept_beginning(text, begin, end):  # s-a of "s-" and "-a": as in Romanian
                 yield begin, beginning
                 begin = beginning
-            elif ending is not None:
-                behind.insert(0, (ending, end))
+            elif ending := self._kept_ending(text, begin, end):
+                behind.append((ending, end))
                 end = ending
             else:
                 break
         yield begin, end
-        yield from behind
+        yield from reversed(behind)
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """The lengths of kept words, in characters."""
+        return sorted(set(map(len, self.kept)))
+
+    def _is_kept(self, text: str, begin: int, end: int) -> bool:
+        return end - begin in self.sizes and text[begin:end] in self.kept
+
+    def _kept_beginning(self, text: str, begin: int, end: int) -> int | None:
+        """Where the shortest kept word ends that stands at the beginning and ends with a mark; None: there is none."""
+        for size in self.sizes:
+            if size >= end - begin:
+                return None
+            if _MARKS.match(text[begin + size - 1]) and text[begin : begin + size] in self.kept:
+                return begin + size
+        return None
+
+    def _kept_ending(self, text: str, begin: int, end: int) -> int | None:
+        """Where the longest kept word begins that stands at the end and begins with a mark; None: there is none."""
+        for size in reversed(self.sizes):
+            if size < end - begin and _MARKS.match(text[end - size]) and text[end - size : end] in self.kept:
+                return end - size
+        return None
 
     def described(self) -> str:
         """For the plan."""

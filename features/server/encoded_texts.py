@@ -117,12 +117,16 @@ class EncoderService(Service):
         self, given_as: Callable, given: Any, body: Classify, where: str, told: Callable[[], object]
     ) -> EncodedText:
         """The row of an input. HTTPException if it cannot be answered."""
+        most = None if self.feature.cut_sources else self.encoder.most
+        values = given_as(given, body, where)
+        if most and (fewest := self.encoder.fewest(values)) > most:
+            raise bad(f"{where}: has at least {fewest:,} tokens, and the model reads at most {most:,}")
         try:
-            source, whole, known = self.encoder.read(given_as(given, body, where))
+            source, whole, known = self.encoder.read(values)
         except UserError as error:
             raise bad(f"{where}: {error}") from None
-        if whole > self.encoder.most and not self.feature.cut_sources:
-            raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {self.encoder.most:,}")
+        if most and whole > most:
+            raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {most:,}")
         return EncodedText(source, 0, told=told, whole=whole, known=known)
 
     def text(self, given: Any, body: Embeddings, where: str) -> str:

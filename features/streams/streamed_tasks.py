@@ -235,7 +235,7 @@ def source_columns(name: str, task: dict, args: TaskArguments) -> list[str]:
     if task.get("preprocess") or "tokenize" in task or task.get("records"):
         return []
     reader = SplitReader(name, task, args, "train")
-    columns = [*reader.columns, *(column for column, _ in reader.left_out)]
+    columns = [*reader.columns, *(column for column, _ in reader.filter.conditions)]
     named = [registry.as_list(reader.renamed.get(column, column)) for column in columns]
     return list(dict.fromkeys(itertools.chain.from_iterable(named)))
 

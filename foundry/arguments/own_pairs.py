@@ -137,7 +137,7 @@ def own_entry(args: Any) -> dict:
         target_length = args.max_target_length
     entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
     entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
-    entry |= dict(records=args.records, skip_where=_skipped(args), json_as_text=args.json_as_text or None)
+    entry |= dict(records=args.records, skip_where=skip_conditions(args), json_as_text=args.json_as_text or None)
     if args.hub_dataset:
         entry |= dict(hub=(args.hub_dataset, args.hub_config))
     entry |= dict(files=_files(args), held_out=args.validation_split_percentage, **_fields_of_features(args))
@@ -204,7 +204,7 @@ def named_columns(args: Any) -> list[str]:
     """All columns that the flags name."""
     fields = _fields_of_features(args)
     further = [fields[name] for name in further_fields("column") if name in fields]
-    return [*column_names(args.source_column), *column_names(args.target_column), *further, *_skipped(args)]
+    return [*column_names(args.source_column), *column_names(args.target_column), *further, *skip_conditions(args)]
 
 
 def _files(args: Any) -> dict:
@@ -229,8 +229,8 @@ def _files(args: Any) -> dict:
     return files
 
 
-def _skipped(args: Any) -> dict[str, list[str]]:
-    """["label=-", "label="] -> {"label": ["-", ""]}."""
+def skip_conditions(args: Any) -> dict[str, list[str]]:
+    """Which rows --skip_rows_where leaves out: ["label=-", "label="] -> {"label": ["-", ""]}."""
     skipped = {}
     for word in args.skip_rows_where or []:
         column, equals, value = word.partition("=")

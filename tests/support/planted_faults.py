@@ -41,6 +41,31 @@ class Fault(NamedTuple):
 # A file and the tests that must notice its faults. Of each fault: its name, the lines that stand in the file (-), those
 # that are planted instead (+).
 CHANGES = r"""
+# rows of heads
+tasks/rows.py, seen by features/encoder_heads/test_head_rows.py
+  rejected_rows_are_learnt
+  - decision in NOT_ACCEPTED and not
+  + decision == "ignore" and not
+features/encoder_heads/head_tasks.py, seen by features/encoder_heads/test_head_rows.py
+  tags_of_other_files_stay_as_written
+  - self.read_as_meant(kind.scheme.meant, kind.labels)
+  + self.read_as_meant(lambda tag: tag, kind.labels)
+features/encoder_heads/tagged_texts.py, seen by features/encoder_heads/test_head_rows.py
+  rejected_spans_are_outside
+  - tags[number] = None
+  + tags[number] = OUTSIDE
+features/encoder_heads/label_lists.py, seen by features/encoder_heads/test_head_rows.py
+  digits_are_always_names
+  - return len(named) == size and not {"0", "1"} & {*named}
+  + return False
+features/encoder_heads/head_kinds.py, seen by features/encoder_heads/test_head_rows.py
+  labels_that_occur_nowhere_count
+  - f1_score(gold, found, labels=used, average="macro", zero_division=0)
+  + f1_score(gold, found, average="macro", zero_division=0)
+tasks/registry.py, seen by features/encoder_heads/test_head_rows.py
+  numbers_are_names_in_alphabetical_order
+  - if is_index and entry.get("ordered_labels", True):
+  + if is_index:
 # answers that are drawn and chosen
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
   draws_of_one_step

@@ -551,8 +551,11 @@ class ReadTest(TestCase):
     )
     def test_numbers_that_are_read_as_places_of_labels_are_told(self, train, dev, told):
         """Labels that are found in the training rows stand in alphabetical order; numbers may follow another."""
-        made = ([{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev))
-        data, _ = self.load(*made, "--target_type class")
+        made = [[{"q": f"text {n}", "a": label} for n, label in enumerate(labels)] for labels in (train, dev)]
+        data, _ = self.load(*made, f"--target_type class --labels {','.join(map(str, sorted({*train})))}")
+        if told:
+            with self.assertRaisesRegex(UserError, "a is the number .*--labels"):
+                self.load(*made, "--target_type class")
         self.assertEqual(data.report(1).rows["labels"], told)
 
     def test_targets_that_are_their_sources_are_counted(self):
@@ -848,7 +851,8 @@ class EntryTest(TestCase):
             again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
             (entry,) = check_tasks(again).values()
             rows = load_rows("pairs", entry, again, "validation")
-        self.assertEqual(entry | {"files": None}, task.entry | {"files": None})
+        of_found_labels = {"files": None, "ordered_labels": False}
+        self.assertEqual(entry | of_found_labels, task.entry | of_found_labels)
         self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
         new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
         (entry,) = check_tasks(new).values()

@@ -193,7 +193,7 @@ class PredictTest(TestCase):
         path = self.write("in.txt", "\n".join(LINES))
         _, wanted, _ = self.predict(path, "--do_sample", "true")
         out = self.folder / "answers.jsonl"
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 2))
         out.unlink()
         whole = predict_t5.answer_window
         calls = []
@@ -239,7 +239,7 @@ class PredictTest(TestCase):
     @parameterized.parameters(100, 800)  # already for the settings beside the answers, or within the answers
     def test_a_full_disk_keeps_what_is_answered(self, largest):
         path = self.write("in.txt", "\n".join(LINES))
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 1))
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 1))
         flags = ["--model_name_or_path", self.model, "--output_file", self.folder / "answers.jsonl", *FLAGS]
         loaded = mock.patch.object(predict_t5, "answering_tokenizer", return_value=load_tokenizer(str(self.model)))
         with loaded, small_disk(largest):
@@ -285,7 +285,7 @@ class PredictTest(TestCase):
         flags += [word for name, value in search.items() for word in (f"--{name}", value)]
         _, wanted, _ = self.predict(path, *flags)
         self.assertGreater(len({row["prediction"] for row in wanted}), 8)
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))  # batches whose texts are answered together
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 2))  # batches whose texts are answered together
         for size in ("1", "7"):
             self.enterContext(mock.patch.object(sys.modules[__name__], "FLAGS", [*FLAGS[:-1], size]))
             for one, row in zip(self.predict(path, *flags)[1], wanted, strict=True):
@@ -310,7 +310,7 @@ class PredictTest(TestCase):
     @parameterized.parameters(8, 11)  # at the end of a window, or within the writing of one
     def test_samples_do_not_depend_on_where_a_run_stopped(self, kept):
         path = self.write("in.txt", "\n".join(LINES))
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 2))
         _, wanted, _ = self.predict(path, "--do_sample", "true")
         out = self.folder / "answers.jsonl"
         out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:kept]))

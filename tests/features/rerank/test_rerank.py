@@ -11,7 +11,6 @@ from sacrebleu import sentence_bleu, sentence_chrf, sentence_ter
 from test_predict_t5 import LINES, TestCase, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-import predict_t5
 from features.rerank import rerank_answers
 from features.rerank.similarity import chrf_of_pairs, mean_similarities
 from foundry.model_t5 import load_model
@@ -122,7 +121,7 @@ class RerankTest(TestCase):
 
     def test_a_stopped_run_is_continued(self):
         path = self.write("in.txt", "\n".join(LINES))
-        self.enterContext(mock.patch.object(predict_t5, "WINDOW", 2))
+        self.enterContext(mock.patch("tasks.answer_job.WINDOW", 2))
         _, wanted, _ = self.predict(path, *DRAWN, "--rerank", "mbr")
         out = self.folder / "answers.jsonl"
         out.write_text("".join(line + "\n" for line in out.read_text().splitlines()[:11]))

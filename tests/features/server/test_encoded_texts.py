@@ -184,6 +184,16 @@ class EncodersTest(parameterized.TestCase):
         self.assertEqual(["Ka, don't  go"[slice(*place)] for place in one["offsets"]], ["Ka,", "don't", "go"])
         self.assertLen(one["prediction"], 3)
 
+    def test_a_text_that_is_too_long_is_refused_before_its_words_are_looked_for(self):
+        with (
+            served("--model_name_or_path", head_folder("tokens", self.place)) as it,
+            mock.patch("features.encoder_heads.word_division.Division.places") as places,
+        ):
+            status, answer = it.ask("/v1/classify", {"input": "abc" + "." * 3000})
+        self.assertEqual(status, 400)
+        self.assertRegex(answer["error"]["message"], r"input: has at least \d+ tokens, .* at most 512")
+        places.assert_not_called()
+
     def test_the_end_and_a_model_that_fails(self):
         """What was taken is answered; new requests get 503. A failure is told, and ends nothing."""
         begun, goes_on = threading.Event(), threading.Event()
