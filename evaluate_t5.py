@@ -38,8 +38,7 @@ from transformers import PreTrainedModel
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
 from features import of_evaluation, of_pre_training, task_features
 from foundry.arguments.model import ModelArguments
-from foundry.arguments.own_pairs import OWN, names_own_pairs
-from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
+from foundry.arguments.task import OWN, TaskArguments, split_task
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, decide_features
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -76,6 +75,8 @@ from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
 from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
+from tasks.named import check_task, check_tasks
+from tasks.own_pairs import names_own_pairs
 from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
 from tasks.report import report_of_tasks
 from tasks.row_source import task_of_entry

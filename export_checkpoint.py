@@ -28,8 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
 from features import FORMATS, of_export
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import task_arguments, task_names
+from foundry.arguments.task import OWN, task_arguments
 from foundry.arguments.training import PreTrainingArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
@@ -71,8 +70,9 @@ from foundry.publishing.exports import (
 )
 from foundry.publishing.file_names import COMPARISON, named_files
 from foundry.publishing.publication import Publication
-from foundry.publishing.records import first_entry, read_run_folder, task_of_run
+from foundry.publishing.records import read_run_folder, task_of_run
 from foundry.report.preview import KEPT_TOKENS, Sample
+from tasks.named import first_entry, task_names
 from tasks.registry import eval_splits, joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record

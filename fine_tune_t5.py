@@ -33,7 +33,6 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from constants import DEMO_CHECKPOINTS
 from features import of_fine_tuning
 from foundry.arguments.model import ModelArguments, check_model
-from foundry.arguments.own_pairs import SOURCES
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments, settle_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -52,6 +51,7 @@ from foundry.runs.speed import BatchLengths
 from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.mixture import Tasks
+from tasks.own_pairs import SOURCES
 from tasks.predictions import other_task
 from tasks.row_source import tasks_of
 

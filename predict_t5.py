@@ -36,7 +36,6 @@ from transformers import GenerationConfig
 
 from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
 from features import BACKENDS, of_prediction
-from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
@@ -64,6 +63,7 @@ from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front, check_front, fronts
 from tasks.model_folders import answers_of_folder
+from tasks.own_pairs import column_names, prefix_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
 FEATURES = of_prediction()

@@ -31,8 +31,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from data_collator_t5 import T5DataCollator
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, TaskArguments
+from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, OWN, TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from foundry.common.errors import UserError
@@ -50,7 +49,7 @@ from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import is_greater_better, scale_of
-from tasks.own_entry import as_source, name_of_pairs
+from tasks.own_pairs import as_source, name_of_pairs
 from tasks.report import described_metrics, report_of_tasks
 from tasks.task import LoadedTask, Task, named_tasks
 from tasks.task_records import FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record

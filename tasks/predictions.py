@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
+from foundry.arguments.task import OWN, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, visible
@@ -31,7 +30,8 @@ from foundry.corpora.files import (
 )
 from foundry.corpora.reading import first_line_fields, with_spaces
 from foundry.corpora.sentences import cut_sentences
-from tasks.own_entry import translated
+from tasks.named import fields_of_flags, find_entry, task_names
+from tasks.own_pairs import own_entry, translated
 from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
 from tasks.rows import (
     MISSING,

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words, did_you_mean, listed, quoted

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from features import task_features
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
@@ -30,7 +29,8 @@ from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
-from tasks.own_entry import completed, translated
+from tasks.named import check_tasks
+from tasks.own_pairs import completed, translated
 from tasks.rows import is_text_corpus, load_rows
 from tasks.trained_rows import TrainedRows
 

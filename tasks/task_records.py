@@ -12,8 +12,7 @@ from typing import Any
 
 from constants import DATASET_VALS, TASK_RECORD
 from features import of_fine_tuning, task_features
-from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN, READING
-from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
+from foundry.arguments.task import LENGTHS, OWN, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
@@ -22,6 +21,7 @@ from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
 from foundry.text_source import recorded_types
 from tasks.metrics.scoring import METRICS
+from tasks.own_pairs import FLAGS_OF_FEATURES, READING
 from tasks.registry import as_list
 from tasks.trained_rows import TrainedRows
 

@@ -18,7 +18,6 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
-from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
@@ -41,6 +40,7 @@ from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
 from tasks.front import Front, check_front
 from tasks.model_folders import LoadedEncoder
+from tasks.own_pairs import prefix_of
 from tasks.predictions import check_files
 from tasks.registry import as_list, eval_splits
 from tasks.task import LoadedTask

@@ -21,15 +21,7 @@ from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Token
 from features.encoder_heads.tag_schemes import scheme_of
 from features.encoder_heads.tagged_texts import Form, Tagged, form_of, tagged_rows
 from features.encoder_heads.word_division import division_of, found_share, running_text
-from foundry.arguments.own_pairs import (
-    FLAGS_OF_FEATURES,
-    OWN,
-    check_own_pairs,
-    column_names,
-    complete_own_pairs,
-    names_own_pairs,
-)
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
@@ -40,6 +32,7 @@ from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, re
 from foundry.report.lengths import percent
 from tasks import registry
 from tasks.mixture import Tasks
+from tasks.own_pairs import FLAGS_OF_FEATURES, check_own_pairs, column_names, complete_own_pairs, names_own_pairs
 from tasks.rows import held_out_halves
 from tasks.task import Task, named_tasks
 

@@ -16,8 +16,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.trainer_utils import EvalPrediction
 
 from features.encoder_heads.embedder import Embedder, EmbeddingTrainer
-from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
@@ -26,6 +25,7 @@ from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import registry
 from tasks.mixture import TaskData, Tasks
+from tasks.own_pairs import column_names, names_own_pairs
 from tasks.task import LoadedTask, Task, named_tasks
 
 LONGEST = 512  # tokens of a text where no flag says

@@ -12,12 +12,12 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedModel
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from features.hub.names import local_flags, names_in
-from foundry.arguments.task import task_names
 from foundry.common.reports import human_count, human_time
 from foundry.modeling.families import family_of, is_tied, outgrows_cache, shape_of
 from foundry.publishing.exports import lone_part, shown_search
-from foundry.publishing.records import first_entry, task_of_run
+from foundry.publishing.records import task_of_run
 from foundry.training.rows_read import tokens_at
+from tasks.named import first_entry, task_names
 from tasks.registry import as_list, source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")

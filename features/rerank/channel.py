@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from foundry.arguments.own_pairs import prefix_of
 from foundry.common.errors import UserError
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
 from foundry.model_t5 import fit_vocabulary, load_model, named_config
 from foundry.modeling.found_answers import log_probabilities
 from foundry.publishing.exports import export_of
+from tasks.own_pairs import prefix_of
 from tasks.predictions import recorded_task
 from tasks.registry import source_text
 

@@ -14,8 +14,7 @@ import numpy as np
 from features.streams import TaskStreams
 from features.streams.blocks import Corpus, FileCorpus, Piece, halves_of_blocks, hub_corpora
 from features.streams.lanes import StreamDataset, one_by_one
-from foundry.arguments.own_pairs import OWN, has_validation_files
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
@@ -25,6 +24,7 @@ from foundry.corpora.reading import class_names
 from foundry.report.report import Report
 from tasks import examples, registry
 from tasks.mixture import TaskData, Tasks
+from tasks.own_pairs import has_validation_files
 from tasks.report import report_of_tasks
 from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
 from tasks.task import LoadedTask, Task

@@ -26,8 +26,7 @@ import constants
 import foundry.arguments.training
 from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
 from foundry.arguments.model import ModelArguments, check_model
-from foundry.arguments.own_pairs import SHAPES
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import SHAPES, TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import (
     FineTuningArguments,
@@ -44,6 +43,7 @@ from foundry.common.paths import RESUME_NEWEST
 from foundry.common.processes import is_answered, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
+from tasks.named import check_tasks
 from tools import keep_flags
 
 ROOT = Path(constants.__file__).parent

@@ -18,7 +18,7 @@ from transformers import ByT5Tokenizer
 
 import tasks.task
 from constants import DATASET_VALS
-from foundry.arguments.task import TaskArguments, check_task
+from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
@@ -26,6 +26,7 @@ from foundry.report.preview import UNCUT
 from tasks import examples, registry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
+from tasks.named import check_task
 from tasks.registry import check_entry, eval_splits, source_text, target_text
 from tasks.rows import load_rows, nested_rows
 from tasks.task import LoadedTask, Task

@@ -26,7 +26,7 @@ import predict_t5
 from benchmarks import __main__ as benchmark_t5
 from constants import DATASET_VALS
 from foundry.arguments.model import ModelArguments
-from foundry.arguments.task import TaskArguments, check_tasks, split_task
+from foundry.arguments.task import TaskArguments, split_task
 from foundry.arguments.training import FineTuningArguments
 from foundry.common import processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -37,6 +37,7 @@ from foundry.common.processes import RED, Painted, print_once, say, show_librari
 from foundry.common.reports import WIDTH, aligned_cells, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.mixture import Tasks
+from tasks.named import check_tasks
 from tools import plot_runs, report_glue, sweep_t5
 
 ROOT = Path(constants.__file__).parent

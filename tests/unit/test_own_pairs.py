@@ -18,7 +18,7 @@ from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
 import constants
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
@@ -28,7 +28,8 @@ from foundry.modeling.loss import STATISTICS
 from foundry.report.losses import described_losses
 from tasks import examples
 from tasks.mixture import TaskData, Tasks
-from tasks.own_entry import as_source, translated
+from tasks.named import check_tasks
+from tasks.own_pairs import as_source, translated
 from tasks.predictions import InputReader, recorded_task
 from tasks.registry import check_entry, reference_texts, source_text
 from tasks.rows import load_rows

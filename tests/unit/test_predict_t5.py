@@ -21,7 +21,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 import predict_t5
 from constants import DATASET_VALS
 from features import FORMATS
-from foundry.arguments.own_pairs import SHAPES
+from foundry.arguments.task import SHAPES
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import load_tokenizer

@@ -21,9 +21,9 @@ import export_checkpoint
 import fine_tune_t5
 import predict_t5
 from constants import DATASET_VALS
-from foundry.arguments.own_pairs import own_entry
 from foundry.arguments.task import task_arguments
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from tasks.own_pairs import own_entry
 from tasks.predictions import other_task
 from tasks.registry import plain_entry
 from tasks.trained_rows import MOST_HASHES, TrainedRows
