@@ -56,6 +56,7 @@ from foundry.common.processes import (
 )
 from foundry.common.reports import end_summary, json_line
 from foundry.common.words import comma_words
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import earlier_run
 from foundry.features import Features
@@ -75,9 +76,9 @@ from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
 from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
-from tasks.named import check_task, check_tasks
+from tasks.named import check_task, check_tasks, find_entry
 from tasks.own_pairs import names_own_pairs
-from tasks.registry import as_list, eval_splits, reference_texts, source_text, test_splits, value_of_text
+from tasks.registry import reference_texts, source_text, value_of_text
 from tasks.report import report_of_tasks
 from tasks.row_source import task_of_entry
 from tasks.task import LoadedTask, Task
@@ -206,7 +207,7 @@ def parse_evaluation(
         )
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
-    generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
+    generates = run_args.predict_with_generate or any(job.task.entry.target_type != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
@@ -221,8 +222,8 @@ def names_of_tasks(
     if task_args.dataset_name != "all" or not run_args.do_predict:
         return list(check_tasks(task_args))
     names = []
-    for name, entry in DATASET_VALS.get(task_args.benchmark, {}).items():
-        if "submission_file" in entry:
+    for name in DATASET_VALS.get(task_args.benchmark, {}):
+        if find_entry(task_args.benchmark, name).submission_file:
             names.append(name)
     if not names or evaluation.split or task_args.max_eval_samples:
         raise UserError(
@@ -284,18 +285,20 @@ def build_job(
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
         args.train_file = args.validation_file = None
-    trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
+    trained = name
+    if name in DATASET_VALS.get(args.benchmark, {}):
+        trained = find_entry(args.benchmark, name).train_with or name
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
     recorded = recorded_fields(model, trained)
     task = task_of_entry(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
     task.streamed_before = recorded_stream(model, trained)
-    check_functions(model, trained, task.functions)
-    known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
+    check_functions(model, trained, task.entry.functions)
+    known = ["train", *task.entry.eval_splits, *task.entry.test_splits]
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
-    splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
+    splits = task.entry.test_splits if run_args.do_predict else task.entry.eval_splits
     if evaluation.split:
         splits = [evaluation.split]
     return TaskJob(task, model, splits, recorded_rows(model).get(trained.replace("/", "_")))
@@ -409,7 +412,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
             trainer.log(dict(numbers))
         return found, numbers | task.signatures(split, prefix)
     counts = {"samples": len(answers)}
-    if task.entry["target_type"] != "text":
+    if task.entry.target_type != "text":
         counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
@@ -471,9 +474,9 @@ def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> s
     first, model = jobs[0].task, jobs[0].model
     if missing:
         return "the same command with what is left out"
-    if "submission_file" in first.entry and len(jobs) == 1:
+    if first.entry.submission_file and len(jobs) == 1:
         return "python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'"
-    if "submission_file" in first.entry and jobs[0].splits == test_splits(first.entry):
+    if first.entry.submission_file and jobs[0].splits == first.entry.test_splits:
         return f"python -m tools.report_glue --predictions {folder}"
     if first.name == OWN:
         return f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"

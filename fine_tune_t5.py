@@ -72,7 +72,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     args = args.replaced(features=Features(features))
     check_model(model)
     tasks = tasks_of(args.features, data)
-    if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
+    if not (model.model_name_or_path or model.config_name or all(task.entry.builtin for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
             "(docs/fine_tune.md), or give --config_name for one from scratch"

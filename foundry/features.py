@@ -144,7 +144,7 @@ class Measures:
     """What evaluations measure beside a task's metrics. The core calls the members on the class, for all tasks."""
 
     @staticmethod
-    def names(task: dict) -> Sequence[str]:
+    def names(entry: Any) -> Sequence[str]:
         """Names of these metrics."""
         return ()
 
@@ -156,12 +156,12 @@ class Measures:
         return nats.new_zeros(len(nats), 0)
 
     @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
+    def measured(entry: Any, measure: Callable) -> Callable:
         """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics."""
         return measure
 
     @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+    def answered(entry: Any, statistics: "np.ndarray") -> dict[str, Sequence]:
         """{column of predictions.jsonl: its values} of rows with targets. statistics: [N, 5 + n] of an evaluation."""
         return {}
 
@@ -173,7 +173,7 @@ class TaskFeature:
     not given). The core calls the other members on the class. Whether the feature is on, the flags of own pairs or the
     task's entry say.
 
-    args: TaskArguments. task: an entry of DATASET_VALS, of which `fields` are further fields.
+    args: TaskArguments. entry: the task's TaskEntry, of which `further` has the `fields`.
     """
 
     fields: ClassVar[dict[str, str]] = {}  # {further field of an entry: "column" of the rows, "dictionary", "function"}
@@ -200,12 +200,12 @@ class TaskFeature:
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def columns(task: dict) -> dict[str, Column]:
+    def columns(entry: Any) -> dict[str, Column]:
         """{name: further column} that its fields of the entry ask for. UserError if they contradict each other."""
         return {}
 
     @staticmethod
-    def rows(task: dict, rows: list[dict]) -> list[dict]:
+    def rows(entry: Any, rows: list[dict]) -> list[dict]:
         """The rows of a split before they are tokenised, with the columns that are `made`."""
         return rows
 

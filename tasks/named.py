@@ -12,10 +12,11 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
+from tasks.entry import TaskEntry
 from tasks.own_pairs import check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 
 
-def check_tasks(args: TaskArguments) -> dict[str, dict]:
+def check_tasks(args: TaskArguments) -> dict[str, TaskEntry]:
     """{name: entry} of all tasks that the flags name, including own pairs. Sets --benchmark and --dataset_name so that
     they name all of them. UserError for contradictions among the flags and for missing files."""
     use_threads_to_tokenise(args.preprocessing_num_workers)
@@ -57,15 +58,17 @@ def task_names(benchmark: str, text: str) -> list[str]:
         prefix, slash, name = word.rpartition("/")
         found = []
         if name == "all":
-            for task, entry in DATASET_VALS.get(prefix or benchmark, {}).items():
-                if "train_with" not in entry:
+            for task in DATASET_VALS.get(prefix or benchmark, {}):
+                if not find_entry(prefix or benchmark, task).train_with:
                     found.append(prefix + slash + task)
         names += found or [word]
     return names
 
 
-def find_entry(benchmark: str, name: str) -> dict:
-    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). UserError if there is none."""
+def find_entry(benchmark: str, name: str) -> TaskEntry:
+    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). UserError if there is none, or
+    for a wrong one."""
+    word = name
     other, _, rest = name.rpartition("/")
     if other in DATASET_VALS and other != benchmark:
         benchmark, name = other, rest
@@ -78,15 +81,15 @@ def find_entry(benchmark: str, name: str) -> dict:
                 hint = f" (did you mean {' or '.join(elsewhere)}?)"
             more = f"; {HUB_PAIRS}" if "/" in value or flag == "--dataset_name" and not hint else ""
             raise UserError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
-    return tasks[name]
+    return TaskEntry.of(word, tasks[name])
 
 
-def _named_entry(args: TaskArguments) -> dict:
+def _named_entry(args: TaskArguments) -> TaskEntry:
     """The entry of the one task that the flags name, with the `fields_of_flags`."""
     entry = find_entry(args.benchmark, args.dataset_name)
-    if args.max_piece_length and "max_piece_length" not in entry:
+    if args.max_piece_length and not entry.is_running_text:
         refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
-    return entry | fields_of_flags(vars(args))
+    return dataclasses.replace(entry, **fields_of_flags(vars(args)))
 
 
 def fields_of_flags(flags: dict) -> dict:
@@ -98,7 +101,7 @@ def fields_of_flags(flags: dict) -> dict:
     return fields
 
 
-def check_task(args: TaskArguments) -> dict:
+def check_task(args: TaskArguments) -> TaskEntry:
     """The entry of the one task in --dataset_name, with the lengths that flags set. UserError for contradictions among
     the flags and for missing files."""
     if args.dataset_name == OWN:
@@ -106,7 +109,7 @@ def check_task(args: TaskArguments) -> dict:
         entry, known, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
     else:
         entry, known, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
-    is_text = "max_piece_length" in entry
+    is_text = entry.is_running_text
     suffixes = TEXT_SUFFIXES if is_text else ROW_SUFFIXES
     for flag in ("train_file", "validation_file"):
         for file in expand_files(f"--{flag}", getattr(args, flag) or [], suffixes):
@@ -118,7 +121,7 @@ def check_task(args: TaskArguments) -> dict:
     check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
     if args.data_dir and not Path(args.data_dir).is_dir():
         raise UserError(f"--data_dir {args.data_dir}: no such folder. Name the one with the task's files")
-    if "builtin" in entry:
+    if entry.builtin:
         refuse(
             args,
             "data_dir",
@@ -128,11 +131,17 @@ def check_task(args: TaskArguments) -> dict:
     return entry
 
 
-def first_entry(task: tuple[str, str], arguments: dict) -> dict:
-    """The entry of a task, or of a mixture's first task; {} if DATASET_VALS no longer has it."""
-    name = task_names(*task)[0]
+def recorded_entry(record: dict, name: str) -> TaskEntry:
+    """The entry of a task, with what the flags in a run.json or task.json say. UserError if DATASET_VALS no longer has
+    it."""
     if name == OWN:
-        return own_entry(task_arguments(arguments))
-    with contextlib.suppress(ValueError):
-        return find_entry(task[0], name) | fields_of_flags(arguments)
-    return {}
+        return own_entry(task_arguments(record))
+    return dataclasses.replace(find_entry(record["benchmark"], name), **fields_of_flags(record))
+
+
+def first_entry(arguments: dict) -> TaskEntry | None:
+    """The entry of the task in a run.json's `arguments`, or of a mixture's first task; None if DATASET_VALS no longer
+    has it."""
+    with contextlib.suppress(UserError):
+        return recorded_entry(arguments, task_names(arguments["benchmark"], arguments["dataset_name"])[0])
+    return None

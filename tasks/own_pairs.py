@@ -23,7 +23,8 @@ from foundry.common.words import comma_words, listed
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line_fields
 from foundry.features import further_fields
-from tasks.registry import as_list, finite_number, found_labels
+from tasks.entry import TaskEntry
+from tasks.registry import finite_number, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer
 from tasks.transforms import TRANSFORMS
 
@@ -57,9 +58,6 @@ _APART = (
     ),
     (("validation_split_percentage",), _VALIDATION_FILES, "there are validation rows already"),
 )
-# {field of another toolkit: ours}
-_INSTEAD = {"text_column_name": "inputs", "label_column_name": "target", "metric_names": "metrics"}
-_OPTIMIZED = "metric_to_optimize"  # another toolkit's field; in ours this metric is the first of `metrics`
 
 
 def names_own_pairs(args: TaskArguments) -> bool:
@@ -128,20 +126,29 @@ def complete_own_pairs(args: TaskArguments) -> None:
         args.validation_split_percentage = HELD_OUT
 
 
-def own_entry(args: TaskArguments) -> dict:
-    """The entry that the flags describe; without `inputs` if they name neither columns nor a shape of records."""
+def own_entry(args: TaskArguments) -> TaskEntry:
+    """The entry that the flags describe; with `inputs` {} if they name neither columns nor a shape of records."""
     kind = args.target_type or ("class" if args.labels else "text")
     source_length, target_length = _LENGTHS[kind]
     if args.max_target_length not in (None, AUTO):
         target_length = args.max_target_length
-    entry = dict(prefix=prefix_of(args.source_prefix), **_columns(args), target_type=kind, labels=args.labels)
-    entry |= dict(positive_label=args.positive_label, metrics=args.metrics or _METRICS[kind])
-    entry |= dict(records=args.records, skip_where=_skipped(args), json_as_text=args.json_as_text or None)
-    if args.hub_dataset:
-        entry |= dict(hub=(args.hub_dataset, args.hub_config))
-    entry |= dict(files=_files(args), held_out=args.validation_split_percentage, **_fields_of_features(args))
-    entry |= dict(max_source_length=args.max_source_length or source_length, max_target_length=target_length)
-    return {field: value for field, value in entry.items() if value not in (None, {}, [])}
+    return TaskEntry(
+        prefix=prefix_of(args.source_prefix),
+        **_columns(args),
+        target_type=kind,
+        labels=args.labels or (),
+        positive_label=args.positive_label,
+        metrics=args.metrics or _METRICS[kind],
+        records=args.records or "",
+        skip_where=_skipped(args),
+        json_as_text=bool(args.json_as_text),
+        hub=(args.hub_dataset, args.hub_config) if args.hub_dataset else None,
+        files=_files(args),
+        held_out=args.validation_split_percentage,
+        further=_fields_of_features(args),
+        max_source_length=args.max_source_length or source_length,
+        max_target_length=target_length,
+    )
 
 
 def _fields_of_features(args: TaskArguments) -> dict[str, Any]:
@@ -238,13 +245,13 @@ def _skipped(args: TaskArguments) -> dict[str, list[str]]:
 
 
 # ---------------------------------------------------------------- what the rows show
-def completed(args: TaskArguments) -> dict:
+def completed(args: TaskArguments) -> TaskEntry:
     """The entry of own pairs. --tsv_header, --record_shape and --labels, if not given, are found in the rows, printed
     and set in `args`, from where task.json takes them. UserError if the first record has no known shape."""
     if args.tsv_header is None:
         args.tsv_header = _tsv_header(args)
     entry = own_entry(args)
-    if "inputs" not in entry:
+    if not entry.inputs:
         record, where = _first_record(entry, args)
         shapes, more = shapes_for(args)
         fitting = [name for name in shapes if set(SHAPES[name]) <= set(record)]
@@ -260,7 +267,7 @@ def completed(args: TaskArguments) -> dict:
             f"{where}: read as --record_shape {args.record_shape} (it has {columns}); --source_column and "
             "--target_column would name other columns"
         )
-    if entry["target_type"] == "class" and "labels" not in entry:
+    if entry.target_type == "class" and not entry.labels:
         args.labels = _labels_of(entry, args)
         entry = own_entry(args)
         print_once(f"--labels {','.join(args.labels)}: the classes of the training rows")
@@ -289,7 +296,7 @@ def _tsv_header(args: TaskArguments) -> bool | None:
     return None
 
 
-def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
+def _first_record(entry: TaskEntry, args: TaskArguments) -> tuple[dict, str]:
     """(the first record, without any preprocessing, its file or data set). UserError if there is none."""
     split = "train" if has_training_rows(args) else "validation"
     for records, where in SplitReader(OWN, entry, args, split).sources():
@@ -298,17 +305,17 @@ def _first_record(entry: dict, args: TaskArguments) -> tuple[dict, str]:
     raise UserError(f"task {OWN}, split {split}: no rows")
 
 
-def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
+def _labels_of(entry: TaskEntry, args: TaskArguments) -> list[str]:
     """The `found_labels` of the target column. UserError if they look like free texts, or one is empty
     (answers that are no label are "", and would count as this class)."""
     if not has_training_rows(args):
         raise UserError("--target_type class needs --labels where there are no training rows to find them in")
-    rows = SplitReader(OWN, entry | dict(target_type="text"), args, "train")
-    values = [single_answer(row[entry["target"]], entry["target"], "--target_type class", True) for row in rows]
+    rows = SplitReader(OWN, dataclasses.replace(entry, target_type="text"), args, "train")
+    values = [single_answer(row[entry.target], entry.target, "--target_type class", True) for row in rows]
     labels = found_labels(values)
     if len(labels) > max(10, len(values) // 2):
         raise UserError(
-            f"--target_type class: {entry['target']} has {len(labels):,} different values in "
+            f"--target_type class: {entry.target} has {len(labels):,} different values in "
             f"{len(values):,} rows; name the classes with --labels, or leave out --target_type class"
         )
     # -100 is no class anywhere, and -1 none of classes with names; as a number beside others it may be one.
@@ -316,76 +323,18 @@ def _labels_of(entry: dict, args: TaskArguments) -> list[str]:
     missing = [label for label in labels if label == "-100" or label == "-1" and has_names]
     if missing:
         raise UserError(
-            f"--target_type class: {entry['target']} is {missing[0]} in a training row, which means no label; leave "
-            f"such rows out with --skip_rows_where {entry['target']}={missing[0]}, or name the classes with --labels"
+            f"--target_type class: {entry.target} is {missing[0]} in a training row, which means no label; leave "
+            f"such rows out with --skip_rows_where {entry.target}={missing[0]}, or name the classes with --labels"
         )
     if "" in labels:
         raise UserError(
-            f"--target_type class: {entry['target']} is empty in a training row; leave such rows out "
-            f"with --skip_rows_where {entry['target']}=, or write a label into them"
+            f"--target_type class: {entry.target} is empty in a training row; leave such rows out "
+            f"with --skip_rows_where {entry.target}=, or write a label into them"
         )
     return labels
-
-
-# ---------------------------------------------------------------- entries for people
-def as_source(name: str, entry: dict) -> str:
-    """The entry as code for constants.py: "DATASET_VALS['mine'] = {\\n    'name': dict(\\n        prefix=..."."""
-    fields = "".join(f"        {field}={value!r},\n" for field, value in entry.items())
-    return f"DATASET_VALS['mine'] = {{\n    {name!r}: dict(\n{fields}    ),\n}}"
 
 
 def name_of_pairs(args: TaskArguments) -> str:
     """The name that own pairs get in constants.py, from their first file: pairs.jsonl.gz -> "pairs"."""
     source = (args.train_file or args.source_file or [args.hub_dataset])[0]
     return Path(source).name.split(".")[0].strip("*?[]") or OWN
-
-
-def translated(name: str, entry: dict) -> dict:
-    """The entry with the fields of another toolkit (`text_column_name`, `label_column_name`, `metric_names`,
-    `metric_to_optimize`, a dictionary as `labels`) replaced by those of constants.py, and printed; other entries
-    unchanged. UserError if it has a field in both forms, or labels do not count from 0.
-
-    {"text_column_name": "sentence", "label_column_name": "label", "labels": {0: "no", 1: "yes"},
-     "metric_names": ["accuracy", "f1"], "metric_to_optimize": "f1"}
-    -> dict(prefix=name, inputs={"sentence": "sentence"}, target="label", target_type="class", labels=["no", "yes"],
-            metrics=["f1", "accuracy"], max_source_length=512, max_target_length=8)
-    """
-    if not {*_INSTEAD, _OPTIMIZED} & set(entry) and not isinstance(entry.get("labels"), dict):
-        return entry
-    for old, new in _INSTEAD.items():
-        if old in entry and new in entry:
-            raise UserError(f"DATASET_VALS task {name}: {old} is {new} here, and the entry has both. Leave one out")
-    new = dict(prefix=name, target_type="text", max_source_length=512, max_target_length=128)
-    if entry.get("labels"):
-        new |= dict(target_type="class", max_target_length=8)
-    new |= {_INSTEAD.get(field, field): value for field, value in entry.items() if field != _OPTIMIZED}
-    if "text_column_name" in entry and not callable(new["inputs"]):
-        new["inputs"] = {column: column for column in as_list(new["inputs"])}
-    metrics = new.get("metrics", [])
-    if not isinstance(metrics, dict):
-        metrics = dict.fromkeys(as_list(metrics))
-    if first := entry.get(_OPTIMIZED, "").removeprefix("eval_"):
-        metrics = {first: metrics.get(first)} | metrics
-    new["metrics"] = metrics if any(metrics.values()) else list(metrics)
-    if "target_type" not in entry and {"pearson", "spearman"} & set(metrics):
-        new |= dict(target_type="number", max_target_length=16)
-    if isinstance(entry.get("labels"), dict):
-        new["labels"] = _in_order(name, entry["labels"])
-    print_once(
-        f"task {name}: its entry has fields of another toolkit; with ours it is", *as_source(name, new).split("\n")
-    )
-    return new
-
-
-def _in_order(name: str, labels: dict) -> list[str]:
-    """Class names by their index: {0: "no", 1: "yes"}, {"0": "no", "1": "yes"} and {"no": 0, "yes": 1} ->
-    ["no", "yes"]."""
-    by_index = {str(index): text for index, text in labels.items()}
-    if all(isinstance(index, int) for index in labels.values()):
-        by_index = {str(index): text for text, index in labels.items()}
-    indices = list(map(str, range(len(labels))))
-    if set(by_index) != set(indices):
-        raise UserError(
-            f"DATASET_VALS task {name}: labels {labels} do not count from 0; write them as a list in class order"
-        )
-    return [str(by_index[index]) for index in indices]

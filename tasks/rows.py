@@ -31,6 +31,7 @@ from foundry.corpora.files import (
 from foundry.corpora.hub import DataFiles, class_names_of, load_dataset_splits
 from foundry.corpora.reading import (
     ListCell,
+    as_list,
     class_names,
     first_line_fields,
     is_missing,
@@ -44,35 +45,17 @@ from foundry.corpora.reading import (
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.sources import builtin_corpus
 from foundry.features import Column
-from tasks.registry import (
-    UnreadableRow,
-    answer_columns,
-    as_list,
-    call_on_row,
-    column_value,
-    columns_of,
-    eval_splits,
-    further_columns,
-    may_hide_answers,
-    means,
-    preprocess_of,
-    source_text,
-    target_text,
-)
+from tasks.entry import TaskEntry, UnreadableRow, call_on_row
+from tasks.registry import column_value, means, source_text, target_text
 from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
 MISSING = object()  # a missing column; None is an empty value
 
 
-def is_text_corpus(entry: dict) -> bool:
-    """Whether the task's rows are pieces of running text, cut from documents."""
-    return bool(entry.get("max_piece_length"))
-
-
 def load_rows(
     name: str,
-    entry: dict,
+    entry: TaskEntry,
     args: TaskArguments,
     split: str,
     left_out: Counter | None = None,
@@ -85,8 +68,8 @@ def load_rows(
     {(column, value): rows that this condition of skip_where leaves out} is added. files: a dictionary that gets {split:
     [the files read]}. most: no more rows than these are read.
     """
-    named, evaluated = own_files(args, entry), eval_splits(entry)[0]
-    held_out = entry.get("held_out") and split in ("train", evaluated) and evaluated not in named
+    named, evaluated = own_files(args, entry), entry.eval_splits[0]
+    held_out = entry.held_out and split in ("train", evaluated) and evaluated not in named
     source = "train" if held_out else split
     reader = SplitReader(name, entry, args, source)
     rows = list(itertools.islice(reader, most))
@@ -100,15 +83,15 @@ def load_rows(
         rows = training_rows(entry, rows)
     if not rows:
         raise UserError(f"task {name}, split {split}: no rows")
-    if may_hide_answers(entry, split) and _hides_answers(entry, rows):
+    if entry.may_hide_answers(split) and _hides_answers(entry, rows):
         for row in rows:
-            row.pop(entry["target"], None)
-    if entry.get("merge_references") and split != "train":
+            row.pop(entry.target, None)
+    if entry.merge_references and split != "train":
         return merged_references(entry, rows)
     return rows
 
 
-def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+def held_out_halves(name: str, entry: TaskEntry, rows: list[dict]) -> tuple[list[dict], list[dict]]:
     """(rows to train on, rows that are held out), drawn alike in every run. Rows with the same source stay together, so
     that the model is not trained on a source that evaluates it."""
     source_of = [source_text(entry, row) for row in rows]
@@ -118,7 +101,7 @@ def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict
             f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
             "give --validation_file"
         )
-    count = max(1, round(len(sources) * entry["held_out"] / 100))
+    count = max(1, round(len(sources) * entry.held_out / 100))
     chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
     held_out = {sources[number] for number in chosen}
     parts: tuple[list[dict], list[dict]] = ([], [])
@@ -127,20 +110,20 @@ def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict
     return parts
 
 
-def training_rows(entry: dict, rows: list[dict]) -> list[dict]:
+def training_rows(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """The rows of a task of texts with one reference each: {"a": "x", "target": ["y", "z"]} -> a row with "y" and a row
     with "z". Rows of other tasks are unchanged."""
-    if entry["target_type"] != "text":
+    if entry.target_type != "text":
         return rows
-    return [row | {entry["target"]: text} for row in rows for text in as_list(row[entry["target"]])]
+    return [row | {entry.target: text} for row in rows for text in as_list(row[entry.target])]
 
 
-def merged_references(entry: dict, rows: list[dict]) -> list[dict]:
+def merged_references(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """The evaluation rows with one row for each source: rows with the same source become one, with all their
     references, at the place of the first."""
-    target, merged = entry["target"], {}
+    target, merged = entry.target, {}
     for row in rows:
-        source = tuple(str(row[column]) for column in entry["inputs"].values())
+        source = tuple(str(row[column]) for column in entry.reads)
         if source not in merged:
             merged[source] = dict(row)
             if target in row:
@@ -150,10 +133,10 @@ def merged_references(entry: dict, rows: list[dict]) -> list[dict]:
     return list(merged.values())
 
 
-def _hides_answers(entry: dict, rows: list[dict]) -> bool:
+def _hides_answers(entry: TaskEntry, rows: list[dict]) -> bool:
     """Whether the answers of a test split are secret: missing, or -1, "" or an empty list in every row, as on the Hub.
     In some rows alone such a value may be an answer, as with the labels -1, 0 and 1."""
-    for column in (entry["target"], *entry.get("metric_columns", [])):
+    for column in (entry.target, *entry.metric_columns):
         values = [row.get(column) for row in rows]
         if None in values or all(value in (-1, "", []) for value in values):
             return True
@@ -161,25 +144,25 @@ def _hides_answers(entry: dict, rows: list[dict]) -> bool:
 
 
 # ---------------------------------------------------------------- files
-def own_files(args: TaskArguments, entry: dict) -> dict[str, list[str]]:
+def own_files(args: TaskArguments, entry: TaskEntry) -> dict[str, list[str]]:
     """{split: --train_file or --validation_file}, which replace the task's own source; {} for own pairs, whose entry
     names them."""
     if OWN in comma_words(args.dataset_name or ""):
         return {}
-    files = {"train": args.train_file, eval_splits(entry)[0]: args.validation_file}
+    files = {"train": args.train_file, entry.eval_splits[0]: args.validation_file}
     return {split: paths for split, paths in files.items() if paths}
 
 
-def files_of_split(name: str, entry: dict, args: TaskArguments, split: str) -> Files:
+def files_of_split(name: str, entry: TaskEntry, args: TaskArguments, split: str) -> Files:
     """The files of a split that the flags or the entry name, as {column: files} where lines of text files belong
     together; None if the split is on the Hub. UserError if the entry names neither files nor the Hub for it."""
-    suffixes = TEXT_SUFFIXES if is_text_corpus(entry) else ROW_SUFFIXES
+    suffixes = TEXT_SUFFIXES if entry.is_running_text else ROW_SUFFIXES
     if own := own_files(args, entry).get(split):
         return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
-    if entry.get("builtin"):
-        return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / entry["builtin"] / f"{split}.jsonl"]
-    files = entry.get("files", {})
-    if entry.get("hub") and (name == OWN or not args.data_dir):
+    if entry.builtin:
+        return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / entry.builtin / f"{split}.jsonl"]
+    files = entry.files
+    if entry.hub and (name == OWN or not args.data_dir):
         return None
     if split not in files:
         available = ", ".join(files) or "none (and the entry has no hub or builtin): give --train_file"
@@ -215,12 +198,12 @@ def _paths(
     return expand_files(f"task {name}:", paths, suffixes, parallel)
 
 
-def read_records(entry: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
+def read_records(entry: TaskEntry, path: Path, has_header: bool | None = None) -> Iterator[dict]:
     """The records of one file as {its own column name: value}; columns of a .tsv without a header are numbered from 0.
 
     has_header: whether line 1 of a .tsv is a header; None: found out from the entry and that line.
     """
-    if is_text_corpus(entry) and is_plain_text(path):
+    if entry.is_running_text and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
     if data_kind(path) in (".tsv", ".txt"):
         if has_header is None:
@@ -229,15 +212,15 @@ def read_records(entry: dict, path: Path, has_header: bool | None = None) -> Ite
     return read_rows(path)
 
 
-def _has_header(entry: dict, path: Path) -> bool:
+def _has_header(entry: TaskEntry, path: Path) -> bool:
     """Whether line 1 of a tab-separated file is a header. Where the entry counts the file's columns, it is one only if
     it has the names of the entry's inputs, and these are not numbers themselves."""
     places: list = []
-    for source in entry.get("file_columns", {}).values():
+    for source in entry.file_columns.values():
         places += as_list(source)
     if set(map(type, places)) != {int}:
         return True
-    names = set(entry["inputs"].values())
+    names = set(entry.reads)
     return not all(map(str.isdecimal, names)) and names <= set(first_line_fields(path))
 
 
@@ -265,18 +248,18 @@ class SplitReader:
     out for it so far}, for each condition of skip_where and train_without.
     """
 
-    def __init__(self, name: str, entry: dict, args: TaskArguments, split: str, files_of: str | None = None):
+    def __init__(self, name: str, entry: TaskEntry, args: TaskArguments, split: str, files_of: str | None = None):
         self.name, self.entry, self.split = name, entry, split
         self.files = files_of_split(name, entry, args, files_of or split)
-        names_are_the_hubs = self.files is None and "files" in entry
-        self.renamed = {} if names_are_the_hubs else entry.get("file_columns", {})
-        self.json_as_text = entry.get("json_as_text", False)
+        names_are_the_hubs = self.files is None and entry.files
+        self.renamed = {} if names_are_the_hubs else entry.file_columns
+        self.json_as_text = entry.json_as_text
         self.first = ""  # place and columns of the first record, named in errors about later ones
-        without = entry.get("train_without", {}) if split == "train" else {}
-        conditions, self.elsewhere = entry.get("skip_where", {}), set()
+        without = entry.train_without if split == "train" else None
+        conditions, self.elsewhere = entry.skip_where, set()
         if isinstance(without, dict):
             conditions = conditions | without
-        elif self.files and not own_files(args, entry):
+        elif without and self.files and not own_files(args, entry):
             self.elsewhere = {source_text(entry, row) for row in SplitReader(name, entry, args, without)}
         self.left_out: Counter = Counter()
         for column, texts in conditions.items():
@@ -285,7 +268,7 @@ class SplitReader:
     @functools.cached_property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        return columns_of(self.entry)
+        return self.entry.row_columns
 
     @functools.cached_property
     def lists(self) -> list[str]:
@@ -295,12 +278,12 @@ class SplitReader:
     @functools.cached_property
     def answers(self) -> list[str]:
         """Those that hold an answer, of which no row may have none."""
-        return [column for column in answer_columns(self.entry) if column not in self.lists]
+        return [column for column in self.entry.answer_columns if column not in self.lists]
 
     @functools.cached_property
     def further(self) -> list[Column]:
         """The columns beside inputs and target."""
-        return list(further_columns(self.entry).values())
+        return list(self.entry.further_columns.values())
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -310,7 +293,7 @@ class SplitReader:
     def sources(self) -> Iterator[tuple[Iterable[dict], str]]:
         """Yields (records, their file or data set) for each file of the split, or once for the Hub."""
         if self.files is None:
-            where, config = self.entry["hub"]
+            where, config = self.entry.hub
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = ""
@@ -344,7 +327,7 @@ class SplitReader:
         """
         if self.name != OWN:
             return records
-        if labels := self.entry.get("labels"):
+        if labels := self.entry.labels:
             names = {column: of_column for column, of_column in names.items() if {*labels} & {*of_column}}
         return (_with_class_names(record, names) for record in records) if names else records
 
@@ -374,22 +357,22 @@ class SplitReader:
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row, checked. Only the answers of a test split may be missing."""
-        entry, hidden = self.entry, may_hide_answers(self.entry, self.split)
-        picked = dict(row) if "tokenize" in entry else {}  # its function may read any column
+        entry, hidden = self.entry, self.entry.may_hide_answers(self.split)
+        picked = dict(row) if entry.tokenize else {}  # its function may read any column
         for column in self.columns:
             value = value_of(row, column)
             is_there = value is not MISSING and not lacks_value(value)
-            if is_there or not hidden or column in entry["inputs"].values():
+            if is_there or not hidden or column in entry.reads:
                 why = f"which task {self.name} needs"
                 if value is MISSING and not self.first.startswith(place):
                     why += f" and {self.first}"
                 hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
                 as_text = self.json_as_text and column not in self.lists
                 picked[column] = checked_value(row, column, self.renamed, place, why, as_text, hint)
-        if len(self.answers) > 1 or entry["target_type"] != "text":  # a list of texts would be references
+        if len(self.answers) > 1 or entry.target_type != "text":  # a list of texts would be references
             for column in self.answers:
                 if column in picked:
-                    picked[column] = single_answer(picked[column], column, place, column == entry["target"])
+                    picked[column] = single_answer(picked[column], column, place, column == entry.target)
         if hidden:
             return picked
         for column in self.answers:
@@ -497,13 +480,13 @@ def no_column(place: str, column: str, row: dict, why: str) -> UserError:
     return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
 
 
-def pieces_of(entry: dict, record: dict, place: str) -> Iterator[dict]:
+def pieces_of(entry: TaskEntry, record: dict, place: str) -> Iterator[dict]:
     """The rows of a record: those nested in it if the entry has `records`; for a task on running text, one for each
     sentence-like piece of its column text; else the record itself."""
-    if is_text_corpus(entry) and isinstance(record.get("text"), str):
-        return (record | {"text": piece} for piece in cut_sentences(record["text"], entry["max_piece_length"]))
-    if entry.get("records"):
-        return nested_rows(record, entry["records"].split("."), place)
+    if entry.is_running_text and isinstance(record.get("text"), str):
+        return (record | {"text": piece} for piece in cut_sentences(record["text"], entry.max_piece_length))
+    if entry.records:
+        return nested_rows(record, entry.records.split("."), place)
     return iter([record])
 
 
@@ -550,10 +533,10 @@ def renamed_columns(row: dict, names: dict) -> dict:
     return renamed
 
 
-def preprocessed(entry: dict, row: dict, place: str) -> dict | list[dict]:
+def preprocessed(entry: TaskEntry, row: dict, place: str) -> dict | list[dict]:
     """The row, or list of rows, that the entry's `preprocess` makes of a row. UserError, with the place, if it cannot
     read the row or returns anything else."""
-    function, name = preprocess_of(entry)
+    function, name = entry.prepare, entry.prepare_name
     try:
         made = call_on_row(f"the preprocess {name}", function, row)
     except UnreadableRow as error:

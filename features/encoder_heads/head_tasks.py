@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -28,9 +28,10 @@ from foundry.common.flags import refuse
 from foundry.common.words import listed
 from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plain_text
 from foundry.corpora.hub import DataFiles, load_dataset_splits
-from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
+from foundry.corpora.reading import as_list, open_parquet, python_rows, read_any_rows, read_rows
 from foundry.report.lengths import percent
 from tasks import registry
+from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
 from tasks.own_pairs import FLAGS_OF_FEATURES, check_own_pairs, column_names, complete_own_pairs, names_own_pairs
 from tasks.rows import held_out_halves
@@ -49,7 +50,6 @@ class HeadTask(Task):
     for. columns: given by the flags, or None."""
 
     is_one_of_several = False
-    functions: ClassVar[dict] = {}
 
     def __init__(self, args: TaskArguments, heads: Any, trained: Form | None):
         self.name, self.args, self.head = OWN, args, heads.head
@@ -66,10 +66,14 @@ class HeadTask(Task):
                 )
         self.spaced = True
         # The rows have no column "target": what the core counts of answers is for one text in each row.
-        self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=list(Labels.metrics))
-        self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
-        if not args.validation_file:
-            self.entry["held_out"] = args.validation_split_percentage
+        self.entry = TaskEntry(
+            inputs={"": "text"},
+            target="target",
+            target_type="class",
+            metrics=list(Labels.metrics),
+            max_source_length=args.max_source_length or SOURCE_LENGTH,
+            held_out=None if args.validation_file else args.validation_split_percentage,
+        )
 
     def files_of(self, split: str) -> list[Path]:
         """The files of a split. UserError if there are none."""
@@ -82,7 +86,7 @@ class HeadTask(Task):
 
     def rows_of(self, split: str, left_out: Counter) -> list[Any]:  # noqa: ARG002
         """The rows {"text", "labels", "where"} of a split; of tokens also "tagged", the Tagged."""
-        source = "train" if self.entry["held_out"] else split
+        source = "train" if self.entry.held_out else split
         if self.args.hub_dataset:
             rows = list(self.rows_of_hub(source))
         else:
@@ -92,7 +96,7 @@ class HeadTask(Task):
         if not rows:
             named = "hub_dataset" if self.args.hub_dataset else f"{source}_file"
             raise UserError(f"--{named}: no rows in the split {source}")
-        return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
+        return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry.held_out else rows
 
     def rows_of_hub(self, split: str) -> Iterator[Any]:
         """The rows of a split of --hub_dataset. UserError if there is none."""
@@ -212,10 +216,11 @@ class HeadTasks(Tasks):
         self.heads, self.rows = heads, {}
         self.example = ""
         super().__init__([self.found_task(args, trained)])
-        entry = self.tasks[0].entry
-        self.kind: Kind = self.found_kind() if trained is None else dataclasses.replace(trained, entry=entry)
+        (task,) = self.tasks
+        self.kind: Kind = trained or self.found_kind()
         if isinstance(self.kind, Tokens):
-            entry["metrics"] = self.kind.metrics
+            task.entry = dataclasses.replace(task.entry, metrics=self.kind.metrics)
+        self.kind = dataclasses.replace(self.kind, entry=task.entry)
 
     def found_task(self, args: TaskArguments, trained: Kind | None) -> Task:
         """The one task that the flags name. UserError if it does not go with the head."""
@@ -226,7 +231,7 @@ class HeadTasks(Tasks):
                 raise UserError(f"--head {head}: reads rows of your own: name them with --train_file or --hub_dataset")
             for name in ("target_type", "record_shape", "metrics", "source_prefix"):
                 if getattr(args, name):
-                    shown = " ".join(registry.as_list(getattr(args, name)))
+                    shown = " ".join(as_list(getattr(args, name)))
                     raise UserError(f"--{name} {shown}: has no effect with --head {head}: leave it out")
             args.benchmark, args.dataset_name = "own", OWN
             check_own_pairs(args)
@@ -240,8 +245,8 @@ class HeadTasks(Tasks):
         if len(found) > 1:
             raise UserError(f"--dataset_name {args.dataset_name}: a head learns one task. Name one of them")
         (task,) = found
-        target = task.entry["target_type"]
-        if target != head or "tokenize" in task.entry:
+        target = task.entry.target_type
+        if target != head or task.entry.tokenize:
             advice = "leave it out" if target == "text" else f"give --head {target}"
             raise UserError(f"--head {head}: each target of the task {task.name} is a {target}: {advice}")
         return task
@@ -256,7 +261,7 @@ class HeadTasks(Tasks):
         """The head's kind, with the labels of the training rows or of --labels."""
         (task,), head, pooling = self.tasks, self.heads.head, self.heads.pooling
         if head == "class":
-            return Class(task.entry["labels"], task.entry, pooling)
+            return Class(task.entry.labels, task.entry, pooling)
         rows, named = self.read("train"), self.args.labels
         if head == "number":
             texts = [registry.target_text(task.name, task.entry, row) for row in rows]
@@ -307,7 +312,7 @@ class HeadTasks(Tasks):
         return names | ({"token_accuracy": "token_accuracy"} if has_entities else {})
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:  # noqa: ARG002
-        return self.tasks[0].entry["max_source_length"], 1
+        return self.tasks[0].entry.max_source_length, 1
 
     def training_texts(self) -> list[str]:
         return [self.text_of(row) for row in self.read("train")[: self.args.max_train_samples]]

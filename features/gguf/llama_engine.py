@@ -206,8 +206,8 @@ def with_llama_cpp(plan: Plan, _: object) -> Engine:
     """The Engine of `--backend gguf`, which answers greedily, one source after the other."""
     config, eos = followed_settings(plan), plan.tokenizer.eos_token_id
     check_greedy(config)
-    labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.get("labels", []))
-    longest = max(plan.entry["max_source_length"], plan.limit, *labels)
+    labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.labels)
+    longest = max(plan.entry.max_source_length, plan.limit, *labels)
     engine = LlamaEngine(model_file(plan.args.model_name_or_path), longest + 1)
 
     def write(sources: list[list[int]], watch: Watch | None = None, **changes: Any) -> tuple[np.ndarray, None]:

@@ -84,8 +84,8 @@ class AnswerMeasures(Measures):
     """How often the better answer is the likelier one, and both answers' log-probabilities."""
 
     @staticmethod
-    def names(task: dict) -> Sequence[str]:
-        return PREFERENCE_METRICS if "preference" in task else ()
+    def names(entry: Any) -> Sequence[str]:
+        return PREFERENCE_METRICS if "preference" in entry.further else ()
 
     @staticmethod
     def statistics(nats: Any, labels: Any, correct: Any, inputs: dict) -> Any:
@@ -94,25 +94,25 @@ class AnswerMeasures(Measures):
         return answer_statistics(nats, inputs)
 
     @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
+    def measured(entry: Any, measure: Callable) -> Callable:
         """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
         from features.preferences.losses import Preference, evaluated
         from tasks.registry import column_value
 
-        is_good = ComparedAnswers.columns(task).get("desirable")
+        is_good = ComparedAnswers.columns(entry).get("desirable")
 
         def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
             good = [n for n, row in enumerate(rows) if is_good is None or column_value(is_good, row)]
             metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
-            return metrics | evaluated(Preference(**task["preference"]), statistics)
+            return metrics | evaluated(Preference(**entry.further["preference"]), statistics)
 
-        return compute if "preference" in task else measure
+        return compute if "preference" in entry.further else measure
 
     @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+    def answered(entry: Any, statistics: "np.ndarray") -> dict[str, Sequence]:
         from features.preferences.losses import both_log_probabilities
 
-        if "rejected" not in task:
+        if "rejected" not in entry.further:
             return {}
         return dict(both_log_probabilities(statistics))
 
@@ -180,10 +180,10 @@ class ComparedAnswers(TaskFeature):
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def columns(task: dict) -> dict[str, Column]:
-        named = [field for field in ("rejected", "desirable") if task.get(field)]
-        preference = task.get("preference")
-        if not preference or task["target_type"] != "text":
+    def columns(entry: Any) -> dict[str, Column]:
+        named = [field for field in ("rejected", "desirable") if entry.further.get(field)]
+        preference = entry.further.get("preference")
+        if not preference or entry.target_type != "text":
             if preference or named:
                 raise UserError("preference, rejected and desirable go together, with the target_type text")
             return {}
@@ -191,19 +191,20 @@ class ComparedAnswers(TaskFeature):
         if preference.get("kind") not in BETAS or named != fields:
             raise UserError(f"preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted}")
         if wanted == "rejected":
-            worse = Column("answer", task["rejected"], plural="rejected answers", shown="rejected", beside="chosen")
+            column = entry.further["rejected"]
+            worse = Column("answer", column, plural="rejected answers", shown="rejected", beside="chosen")
             return {"rejected": worse}
         other = Column(
             "answer", OTHER_ANSWER, made=True, plural="answers to other prompts", shown="other prompt's answer"
         )
-        good = Column("boolean", task["desirable"], beside=("target (bad)", "target (good)"))
+        good = Column("boolean", entry.further["desirable"], beside=("target (bad)", "target (good)"))
         return {"rejected": other, "desirable": good}
 
     @staticmethod
-    def rows(task: dict, rows: list[dict]) -> list[dict]:
+    def rows(entry: Any, rows: list[dict]) -> list[dict]:
         from features.preferences.preference_rows import with_other_answers
 
-        return with_other_answers(task, rows) if "desirable" in task else rows
+        return with_other_answers(entry, rows) if "desirable" in entry.further else rows
 
 
 @dataclass
@@ -231,10 +232,10 @@ class PreferenceLearning(Learning):
         from features.preferences.losses import Preference
         from foundry.arguments.sharding import zero_stage
 
-        self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
+        self.entry = next((task.entry for task in tasks if "preference" in task.entry.further), None)
         if self.entry is None:
             return None
-        self.how = Preference(**self.entry["preference"])
+        self.how = Preference(**self.entry.further["preference"])
         name = f"--preference {self.how.kind}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
@@ -279,9 +280,9 @@ class PreferenceLearning(Learning):
         entry, preference = self.entry, self.how
         text = f"{preference.kind}, beta {preference.beta:g}: "
         if preference.is_unpaired:
-            text += f"{entry['target']} is good or bad, as {entry['desirable']} says"
+            text += f"{entry.target} is good or bad, as {entry.further['desirable']} says"
         else:
-            text += f"{entry['target']} is better than {entry['rejected']}"
+            text += f"{entry.target} is better than {entry.further['rejected']}"
         if preference.has_reference:
             text += "; log-probabilities are compared with those of the starting weights, computed once"
         else:

@@ -165,7 +165,7 @@ class ScriptsTest(TestCase):
             self.assertRegex((self.folder / "out" / file).read_text(), f'"max_target_length": {wanted},?\n')
         if not flags:
             found = evaluate_t5.parse_evaluation(["--model_name_or_path", str(self.folder / "out"), *self.cache])
-            self.assertEqual(found[-1][0].task.entry["max_target_length"], wanted)
+            self.assertEqual(found[-1][0].task.entry.max_target_length, wanted)
 
     @parameterized.parameters(
         (

@@ -13,7 +13,8 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import check_open_files, lonely_task
 from foundry.corpora.files import expand_files
 from foundry.model_t5 import parse_overrides
-from tasks.registry import check_entry, empty_texts
+from tasks.entry import TaskEntry
+from tasks.registry import empty_texts
 
 ENTRY = dict(
     prefix="colour",
@@ -60,7 +61,7 @@ class LimitsTest(parameterized.TestCase):
 
 class EntryTest(parameterized.TestCase):
     def test_a_right_one(self):
-        check_entry("x", ENTRY)
+        TaskEntry.of("x", ENTRY)
 
     @parameterized.parameters(
         (dict(inputs="text"), "inputs 'text': must be a dictionary"),
@@ -82,12 +83,12 @@ class EntryTest(parameterized.TestCase):
     )
     def test_fields_of_a_wrong_kind(self, changes, message):
         with self.assertRaisesRegex(ValueError, f"DATASET_VALS task x: {message}"):
-            check_entry("x", ENTRY | changes)
+            TaskEntry.of("x", ENTRY | changes)
 
 
 class RowsTest(absltest.TestCase):
     def test_empty_texts_are_counted(self):
-        task = dict(inputs={"a": "a", "b": "b"}, target="t", target_type="text")
+        task = TaskEntry(inputs={"a": "a", "b": "b"}, target="t", target_type="text")
         rows = [dict(a="x", b="", t="y"), dict(a=" ", b="", t="y"), dict(a="", b=["", ""], t=" "), dict(a="x", b="")]
         self.assertEqual(empty_texts("x", task, rows), {"sources": 2, "targets": 1})
         self.assertEqual(empty_texts("x", task, rows[:1]), {})

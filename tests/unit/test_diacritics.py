@@ -1,19 +1,21 @@
 """Tests of tasks/transforms.py, of the metrics that score restored text, and of evaluation with its baseline."""
 
+import dataclasses
 import tempfile
 import unicodedata
 from pathlib import Path
 
 from absl.testing import parameterized
 
-from constants import DATASET_VALS
 from foundry.arguments.task import TaskArguments
+from foundry.corpora.reading import as_list
 from tasks.metrics.scoring import METRICS
-from tasks.registry import as_list, check_entry, source_text, target_text
+from tasks.named import find_entry
+from tasks.registry import source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 
-RESTORE = DATASET_VALS["text"]["restore_diacritics"]
+RESTORE = find_entry("text", "restore_diacritics")
 
 
 class TransformTest(parameterized.TestCase):
@@ -54,7 +56,7 @@ class TransformTest(parameterized.TestCase):
 
     def test_an_unknown_transform_is_refused_by_name(self):
         with self.assertRaisesRegex(ValueError, "restore_diacritic: .*did you mean restore_diacritics"):
-            check_entry("x", RESTORE | {"preprocess": "restore_diacritic"})
+            dataclasses.replace(RESTORE, preprocess="restore_diacritic").checked("x")
 
 
 class MetricTest(parameterized.TestCase):

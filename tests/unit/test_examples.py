@@ -4,6 +4,7 @@ Hermetic: the files are written here, row by row, in the layout of the official 
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
 """
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -23,16 +24,17 @@ from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
 from foundry.report.preview import UNCUT
-from tasks import examples, registry
+from tasks import examples
+from tasks.entry import TaskEntry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
-from tasks.named import check_task
-from tasks.registry import check_entry, eval_splits, source_text, target_text
+from tasks.named import check_task, find_entry
+from tasks.registry import source_text, target_text
 from tasks.rows import load_rows, nested_rows
 from tasks.task import LoadedTask, Task
 from tools import installed_docs
 
-GLUE = DATASET_VALS["glue"]
+GLUE = {name: find_entry("glue", name) for name in DATASET_VALS["glue"]}
 
 
 def lines(*rows: str) -> str:
@@ -186,8 +188,8 @@ class TestCase(parameterized.TestCase):
     def arguments(self, name: str, benchmark: str = "glue", **flags) -> TaskArguments:
         return TaskArguments(benchmark, name, data_cache_dir=str(self.folder / "cache"), **flags)
 
-    def texts(self, name: str, task: dict, rows: list[dict]) -> list[tuple[str, str | None]]:
-        hidden = task["target"] not in rows[0]
+    def texts(self, name: str, task: TaskEntry, rows: list[dict]) -> list[tuple[str, str | None]]:
+        hidden = task.target not in rows[0]
         return [(source_text(task, row), None if hidden else target_text(name, task, row)) for row in rows]
 
 
@@ -204,12 +206,10 @@ class GlueFilesTest(TestCase):
 
     def test_every_task_and_split_stands_in_the_table(self):
         expected = {
-            (name, split)
-            for name, task in GLUE.items()
-            for split in ["train", *eval_splits(task), *registry.test_splits(task)]
+            (name, split) for name, task in GLUE.items() for split in ["train", *task.eval_splits, *task.test_splits]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "train"), ("ax", "validation")})  # which AX does not have
-        self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task["files"].values()})
+        self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task.files.values()})
 
     @parameterized.parameters(
         ("rte", "RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n", "line 4: 2 fields, the header has 4"),
@@ -276,19 +276,19 @@ class HubTest(TestCase):
         data = datasets.DatasetDict({split: datasets.Dataset.from_dict(columns) for split, columns in splits.items()})
         with mock.patch("tasks.rows.load_dataset_splits", return_value=data) as loader:
             rows = load_rows(name, GLUE[name], self.arguments(name), split)
-        loader.assert_called_once_with(*GLUE[name]["hub"], f"task {name}, data set")
+        loader.assert_called_once_with(*GLUE[name].hub, f"task {name}, data set")
         return self.texts(name, GLUE[name], rows)
 
-    @parameterized.parameters(name for name, task in GLUE.items() if task["target_type"] == "class" and name != "ax")
+    @parameterized.parameters(name for name, task in GLUE.items() if task.target_type == "class" and name != "ax")
     def test_class_numbers(self, name):
         task = GLUE[name]
-        numbers = list(range(len(task["labels"])))
-        columns = {column: [f"{column} {n}" for n in numbers] for column in task["inputs"].values()}
+        numbers = list(range(len(task.labels)))
+        columns = {column: [f"{column} {n}" for n in numbers] for column in task.reads}
         columns |= {"idx": numbers, "label": numbers}
-        split = eval_splits(task)[0]
+        split = task.eval_splits[0]
         texts = self.load(name, split, **{split: columns})
-        self.assertEqual([target for _, target in texts], task["labels"])
-        self.assertStartsWith(texts[0][0], f"{task['prefix']} {next(iter(task['inputs']))}: ")
+        self.assertEqual([target for _, target in texts], task.labels)
+        self.assertStartsWith(texts[0][0], f"{task.prefix} {next(iter(task.inputs))}: ")
 
     def test_hidden_labels(self):
         columns = {"sentence": ["A", "B"], "label": [-1, -1], "idx": [0, 1]}
@@ -333,7 +333,6 @@ class OwnTaskTest(TestCase):
         with mock.patch.dict(DATASET_VALS, {"mine": {"stars": entry}}):
             args = self.arguments("stars", "mine", data_dir=str(self.folder), **flags)
             task = check_task(args)
-            check_entry("stars", task)
             check_metrics("stars", task)
             return {
                 split: self.texts("stars", task, load_rows("stars", task, args, split))
@@ -378,7 +377,7 @@ class OwnTaskTest(TestCase):
         with self.assertRaisesRegex(
             ValueError, "task stars: .* no file for the split train; available: none .*--train_file"
         ):
-            load_rows("stars", self.ENTRY, self.arguments("stars", "mine"), "train")
+            load_rows("stars", TaskEntry.of("stars", self.ENTRY), self.arguments("stars", "mine"), "train")
 
     def test_public_labels_of_a_test_split_are_kept_only_if_whole(self):
         for rating, kept in ((["good", "bad"], True), (["good", None], False)):
@@ -386,14 +385,16 @@ class OwnTaskTest(TestCase):
             self.write("test.jsonl", rows)
             loaded = load_rows(
                 "stars",
-                self.ENTRY | {"files": {"test": "test.jsonl"}},
+                TaskEntry.of("stars", self.ENTRY | {"files": {"test": "test.jsonl"}}),
                 self.arguments("stars", data_dir=str(self.folder)),
                 "test",
             )
             self.assertEqual("rating" in loaded[0], kept)
 
     def test_a_test_split_may_have_empty_lists_of_answers(self):
-        entry = self.ENTRY | dict(target_type="text", files=dict(test="test.jsonl", train="test.jsonl"))
+        entry = TaskEntry.of(
+            "stars", self.ENTRY | dict(target_type="text", files=dict(test="test.jsonl", train="test.jsonl"))
+        )
         self.write("test.jsonl", [{"body": "x", "title": "y", "rating": []}] * 2)
         args = self.arguments("stars", data_dir=str(self.folder))
         self.assertEqual(load_rows("stars", entry, args, "test"), [{"body": "x", "title": "y"}] * 2)
@@ -402,7 +403,7 @@ class OwnTaskTest(TestCase):
 
     def test_one_source_cannot_be_held_out(self):
         self.write("train.jsonl", [{"body": "x", "title": "y", "rating": rating} for rating in ("good", "bad")])
-        entry = self.ENTRY | dict(held_out=50.0, files=dict(train="train.jsonl"))
+        entry = TaskEntry.of("stars", self.ENTRY | dict(held_out=50.0, files=dict(train="train.jsonl")))
         with self.assertRaisesRegex(ValueError, "task stars: 1 different sources are too few .*--validation_file"):
             load_rows("stars", entry, self.arguments("stars", data_dir=str(self.folder)), "validation")
 
@@ -431,7 +432,6 @@ class OwnTaskTest(TestCase):
                 for split in ("train", "validation", "test"):
                     (folder / name / f"{split}.jsonl").write_text(json.dumps(row))
 
-        tasks = DATASET_VALS["builtin"]
         expected = {"package_topic": [("package text: A", "torch")], "docstring_summary": [("summarize: B", "C")]}
         with (
             mock.patch.object(installed_docs, "build", build),
@@ -439,8 +439,8 @@ class OwnTaskTest(TestCase):
         ):
             for name, texts in expected.items():
                 for split in ("train", "validation", "test"):  # the labels of this test split are public
-                    rows = load_rows(name, tasks[name], self.arguments(name, "builtin"), split)
-                    self.assertEqual(self.texts(name, tasks[name], rows), texts)
+                    rows = load_rows(name, find_entry("builtin", name), self.arguments(name, "builtin"), split)
+                    self.assertEqual(self.texts(name, find_entry("builtin", name), rows), texts)
 
 
 class EntryTest(parameterized.TestCase):
@@ -448,9 +448,9 @@ class EntryTest(parameterized.TestCase):
         (f"{b}_{n}", n, task) for b, tasks in DATASET_VALS.items() for n, task in tasks.items()
     )
     def test_every_entry_is_right(self, name, task):
-        check_entry(name, task)
-        check_metrics(name, task)
-        self.assertTrue(set(task["metrics"]) <= set(METRICS), "the registry's own tasks need no network")
+        entry = TaskEntry.of(name, task)
+        check_metrics(name, entry)
+        self.assertTrue(set(entry.metrics) <= set(METRICS), "the registry's own tasks need no network")
         self.assertTrue(any(task.get(source) for source in ("hub", "files", "builtin", "max_piece_length")))
 
     def test_classes_and_metrics_are_those_of_t5(self):
@@ -465,7 +465,7 @@ class EntryTest(parameterized.TestCase):
             "wnli": "not_entailment entailment",
             "ax": "entailment neutral contradiction",
         }
-        self.assertEqual({name: " ".join(task["labels"]) for name, task in GLUE.items() if "labels" in task}, labels)
+        self.assertEqual({name: " ".join(task.labels) for name, task in GLUE.items() if task.labels}, labels)
         metrics = {
             "cola": "matthews_correlation",
             "mrpc": "f1 accuracy",
@@ -474,7 +474,7 @@ class EntryTest(parameterized.TestCase):
         }
         for name, task in GLUE.items():
             wanted = metrics.get(name, "accuracy").split()
-            self.assertEqual(task["metrics"][: len(wanted)], wanted)
+            self.assertEqual(task.metrics[: len(wanted)], wanted)
 
     @parameterized.named_parameters(
         ("no_metrics", {"metrics": []}, "task mine: the entry has no metrics"),
@@ -487,11 +487,11 @@ class EntryTest(parameterized.TestCase):
     )
     def test_refused(self, change, message):
         with self.assertRaisesRegex(ValueError, message):
-            check_entry("mine", OwnTaskTest.ENTRY | change)
+            TaskEntry.of("mine", OwnTaskTest.ENTRY | change)
 
 
 class TargetTextTest(parameterized.TestCase):
-    CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "maybe"])
+    CLASSES = TaskEntry(target="label", target_type="class", labels=["no", "yes", "maybe"])
     NAMES, TRUTH = ["no", "yes", "maybe"], ["False", "True"]  # as in SuperGLUE's files
 
     @parameterized.parameters(
@@ -513,7 +513,7 @@ class TargetTextTest(parameterized.TestCase):
         (["1", "01"], "01", "01"),  # a label as it is written comes first
     )
     def test_names_indices_and_numbers(self, labels, value, text):
-        self.assertEqual(target_text("mine", self.CLASSES | {"labels": labels}, {"label": value}), text)
+        self.assertEqual(target_text("mine", dataclasses.replace(self.CLASSES, labels=labels), {"label": value}), text)
 
     @parameterized.parameters("perhaps", 3, -1, "No", "", "²", 1.5, True, "nan")
     def test_no_class(self, value):
@@ -526,29 +526,29 @@ class TargetTextTest(parameterized.TestCase):
     def test_no_index_where_a_label_is_a_number(self, labels, value):
         names = ", ".join(labels)
         with self.assertRaisesRegex(UserError, rf"label is {value!r}, which is none of the labels {names}\. Correct"):
-            target_text("mine", self.CLASSES | {"labels": labels}, {"label": value})
+            target_text("mine", dataclasses.replace(self.CLASSES, labels=labels), {"label": value})
 
     @parameterized.parameters("many", "", None)
     def test_no_number(self, value):
         with self.assertRaisesRegex(ValueError, f"task mine: score is {value!r}, which is not a number"):
-            target_text("mine", dict(target="score", target_type="number"), {"score": value})
+            target_text("mine", TaskEntry(target="score", target_type="number"), {"score": value})
 
     def test_text(self):
-        self.assertEqual(target_text("mine", dict(target="t", target_type="text"), {"t": " a  b\n"}), " a  b")
+        self.assertEqual(target_text("mine", TaskEntry(target="t", target_type="text"), {"t": " a  b\n"}), " a  b")
 
     def test_sources(self):
         self.assertEqual(
-            source_text(dict(prefix="a", inputs={"x": "c", "y": "d"}), {"c": " 1 ", "d": 2}), "a x: 1 y: 2"
+            source_text(TaskEntry(prefix="a", inputs={"x": "c", "y": "d"}), {"c": " 1 ", "d": 2}), "a x: 1 y: 2"
         )
-        self.assertEqual(source_text(dict(prefix="summarize", inputs={"": "c"}), {"c": "text"}), "summarize: text")
-        self.assertEqual(source_text(dict(inputs={"": "c"}), {"c": "text"}), "text")
+        self.assertEqual(source_text(TaskEntry(prefix="summarize", inputs={"": "c"}), {"c": "text"}), "summarize: text")
+        self.assertEqual(source_text(TaskEntry(inputs={"": "c"}), {"c": "text"}), "text")
 
 
 class TokensTest(TestCase):
     ROWS = {"sentence1": ["the cat sat on a mat " * 9, "a cat"], "sentence2": ["it rains", "the mat"], "label": [0, 1]}
 
     def test_cut_with_one_eos_at_the_end(self):
-        task = dict(prefix="rte", inputs=GLUE["rte"]["inputs"], target="label", target_type="text")
+        task = TaskEntry(prefix="rte", inputs=GLUE["rte"].inputs, target="label")
         rows = self.ROWS | {"label": ["a cat sat on the mat and it rains", "it"]}
         encoded = build_tokenize_function("mine", task, TOKENIZER, 20, 4)(rows)
         whole = build_tokenize_function("mine", task, TOKENIZER, 1000, None)(rows)
@@ -569,7 +569,7 @@ class TokensTest(TestCase):
 
     def test_class_label_ids(self):
         labels = ["entailment", "not_entailment", "cat"]
-        task = dict(target_type="class", labels=labels)
+        task = TaskEntry(target_type="class", labels=labels)
         ids = class_label_ids(task, TOKENIZER)
         encoded = TOKENIZER(labels)["input_ids"]
         self.assertGreater(len({len(one) for one in encoded}), 1, "one length of labels would show nothing")
@@ -578,11 +578,11 @@ class TokensTest(TestCase):
         for row, expected in zip(ids.tolist(), encoded, strict=True):
             self.assertEqual(row, expected + [-100] * (len(row) - len(expected)))
             self.assertEqual(expected[-1], TOKENIZER.eos_token_id)
-        self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
+        self.assertIsNone(class_label_ids(TaskEntry(target_type="number"), TOKENIZER))
 
     def test_labels_that_the_tokenizer_cannot_tell_apart(self):
         with self.assertRaisesRegex(ValueError, "--labels 好,坏: the tokenizer writes two of them with the same text"):
-            class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
+            class_label_ids(TaskEntry(target_type="class", labels=["好", "坏"]), TOKENIZER)
 
 
 class PrepareSplitTest(TestCase):
@@ -599,7 +599,7 @@ class PrepareSplitTest(TestCase):
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, prefix=None, **flags):
         args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
         entry = check_task(args)
-        task = Task("rte", entry | {"prefix": prefix or entry["prefix"]}, args)
+        task = Task("rte", dataclasses.replace(entry, prefix=prefix or entry.prefix), args)
         return LoadedTask(task, task.read([split]), tokenizer or TOKENIZER).data[split]
 
     def test_rows_counts_and_columns(self):
@@ -656,8 +656,8 @@ class PrepareSplitTest(TestCase):
         def ids(text: str, most: int) -> list[int]:
             return [byte + 3 for byte in text.encode()][: most - 1] + [1]
 
-        entry = dict(prefix="sum", inputs={"a": "one", "b": "two"}, target="t", target_type="text")
-        entry["columns"] = {"n": "answers", "w": "number", "c": "answer"}
+        columns = {"n": "answers", "w": "number", "c": "answer"}
+        entry = TaskEntry(prefix="sum", inputs={"a": "one", "b": "two"}, target="t", columns=columns)
         rows = dict(
             one=["\u00e9  x "], two=[["p", "q "]], t=["a long target"], n=[["u ", "", "v w"]], w=["1.50"], c=["y"]
         )

@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -17,7 +18,6 @@ import pyarrow.parquet
 from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
-import constants
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
@@ -27,11 +27,11 @@ from foundry.corpora.reading import read_documents, read_rows
 from foundry.modeling.loss import STATISTICS
 from foundry.report.losses import described_losses
 from tasks import examples
+from tasks.entry import TaskEntry, as_source
 from tasks.mixture import TaskData, Tasks
 from tasks.named import check_tasks
-from tasks.own_pairs import as_source, translated
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import check_entry, reference_texts, source_text
+from tasks.registry import reference_texts, source_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
 from tasks.task_records import recorded_flags, task_record
@@ -192,7 +192,7 @@ class ReadTest(TestCase):
         Path("model").mkdir()
         Path("model/task.json").write_text(json.dumps(record | {"dataset_name": "rte,cola"}))
         entry, _ = recorded_task("model", "cola")
-        self.assertEqual((source_text(entry, row), entry["max_source_length"]), ("sentence: A b.", 9))
+        self.assertEqual((source_text(entry, row), entry.max_source_length), ("sentence: A b.", 9))
         values = dict(benchmark="glue", dataset_name="cola", split=None, do_predict=False)
         again = recorded_flags("model", values, ["benchmark", "dataset_name"])
         (entry,) = check_tasks(TaskArguments("glue", "cola", **again)).values()
@@ -448,7 +448,7 @@ class ReadTest(TestCase):
         self.assertLen(self.rows(f"--train_file pairs.jsonl {COLUMNS}", "validation"), 1)  # 5 %
 
     def test_a_validation_file_takes_the_place_of_what_an_entry_holds_out(self):
-        entry = dict(
+        entry = TaskEntry(
             inputs={"": "prompt"},
             target="completion",
             target_type="text",
@@ -562,9 +562,9 @@ class ReadTest(TestCase):
         usual = [{"q": f"text {n}", "a": f"testo {n}" if n else "text 0"} for n in range(201)]
         data, _ = self.load([*rows, {"q": "", "a": ""}], usual, "--source_prefix it")
         self.assertEqual(data.report(1).rows["unchanged"], "18 of 91 targets are their sources (train)")
-        entry = data.tasks[0].entry | {"max_piece_length": 200}
-        for changes in (entry, entry | {"target_type": "number"}):
-            self.assertIsNone(examples.unchanged_targets(changes, rows))
+        for changes in (dict(max_piece_length=200), dict(target_type="number")):
+            entry = dataclasses.replace(data.tasks[0].entry, **changes)
+            self.assertIsNone(examples.unchanged_targets(entry, rows))
 
     def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
         """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
@@ -827,9 +827,8 @@ class EntryTest(TestCase):
     def test_the_printed_entry_gives_the_same_rows(self, flags, *splits):
         (task,) = self.tasks(flags)
         registry: dict = {}
-        exec(compile(ast.parse(as_source("it", task.entry)), "entry", "exec"), {"DATASET_VALS": registry})
-        entry = registry["mine"]["it"]
-        check_entry("it", entry)
+        exec(compile(ast.parse(as_source("it", task.entry.written())), "entry", "exec"), {"DATASET_VALS": registry})
+        entry = TaskEntry.of("it", registry["mine"]["it"])
         args = TaskArguments(benchmark="mine", dataset_name="it")
         for split in splits or ("train", "validation"):
             self.assertEqual(load_rows("it", entry, args, split), load_rows("pairs", task.entry, task.args, split))
@@ -849,7 +848,7 @@ class EntryTest(TestCase):
             again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
             (entry,) = check_tasks(again).values()
             rows = load_rows("pairs", entry, again, "validation")
-        self.assertEqual(entry | {"files": None}, task.entry | {"files": None})
+        self.assertEqual(dataclasses.replace(entry, files={}), dataclasses.replace(task.entry, files={}))
         self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
         new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
         (entry,) = check_tasks(new).values()
@@ -864,13 +863,10 @@ class EntryTest(TestCase):
         old = dict(text_column_name=["a", "b"], label_column_name="label", metric_names="accuracy", labels=labels)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            entry = translated("nli", old)
-        check_entry("nli", entry)
+            entry = TaskEntry.of("nli", old)
         self.assertEqual(source_text(entry, {"a": "x", "b": "y"}), "nli a: x b: y")
-        self.assertEqual((entry["labels"], entry["metrics"], entry["target"]), (["no", "yes"], ["accuracy"], "label"))
+        self.assertEqual((entry.labels, entry.metrics, entry.target), (["no", "yes"], ["accuracy"], "label"))
         self.assertIn("labels=['no', 'yes'],", printed.getvalue())
-        known = constants.DATASET_VALS["glue"]["rte"]
-        self.assertIs(translated("rte", known), known)
 
 
 class MistakeTest(TestCase):

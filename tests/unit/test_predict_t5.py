@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -19,7 +20,6 @@ from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import predict_t5
-from constants import DATASET_VALS
 from features import FORMATS
 from foundry.arguments.task import SHAPES
 from foundry.common.errors import UserError
@@ -31,6 +31,7 @@ from foundry.modeling.found_answers import log_probabilities
 from foundry.publishing.exports import Answers, Original
 from foundry.publishing.file_names import COMPARISON
 from foundry.training.drawn_answers import uniform_numbers
+from tasks.named import find_entry
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -486,7 +487,7 @@ class TaskTest(TestCase):
     def test_a_task_of_another_benchmark_in_a_mixture(self):
         self.with_record(benchmark="glue", dataset_name="cola,super_glue/rte")
         entry, _ = predict_t5.recorded_task(str(self.model), "super_glue/rte")
-        self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
+        self.assertEqual(entry, find_entry("super_glue", "rte"))
 
     def test_own_pairs(self):
         self.with_record(
@@ -724,8 +725,12 @@ class TaskTest(TestCase):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
-        entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
-        entry |= dict(inputs={"": "plain"}, preprocess="restore_diacritics", max_piece_length=20)
+        entry = dataclasses.replace(
+            predict_t5.recorded_task(str(self.model), None)[0],
+            inputs={"": "plain"},
+            preprocess="restore_diacritics",
+            max_piece_length=20,
+        )
         reader = InputReader(entry)
         text = "  Un șarpe. Doi\u00a0șerpi?  1.  \t Trei !"
         (item,) = reader.read(self.write("in.txt", text))
@@ -760,7 +765,13 @@ class TaskTest(TestCase):
         (dict(benchmark="glue", dataset_name="rte"), "in.txt", "x\n", [], "the task reads sentence1, sent"),
         (dict(benchmark="glue", dataset_name="rte,cola"), "in.txt", "x\n", [], "rte, cola. Name one of them"),
         (dict(benchmark="glue", dataset_name="rte"), "in.csv", "a,b\n1,2\n", ["--source_column", "a"], "2 columns"),
-        (dict(benchmark="gone", dataset_name="it"), "in.txt", "x\n", [], "task.json is gone: --benchmark gone: not in"),
+        (
+            dict(benchmark="gone", dataset_name="it"),
+            "in.txt",
+            "x\n",
+            [],
+            "is gone or wrong: --benchmark gone: not in",
+        ),
         (
             dict(benchmark="own", dataset_name="pairs"),
             "in.txt",
