@@ -36,12 +36,11 @@ from tasks.named import recorded_entry, task_names
 from tasks.registry import source_text
 from tasks.rows import (
     MISSING,
-    checked_value,
+    ColumnReader,
     nested_rows,
     no_column,
     preprocessed,
     read_records,
-    renamed_columns,
     value_of,
 )
 from tasks.task_records import check_functions, read_record
@@ -156,9 +155,10 @@ class InputReader:
                     has_header = set(self.columns) <= set(first_line_fields(path))
                 places = self.columns if has_header else map(int, self.columns)
                 renamed = dict(zip(self.inputs, places, strict=True))
+            columns = self._columns(renamed)
             for number, record in enumerate(read_records(self.entry, path, has_header), start=1):
                 for row in self._rows_within(record, f"{path}, row {number}"):
-                    yield from self._of_row(row, renamed, f"{path}, row {number}")
+                    yield from self._of_row(row, columns, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
             raise UserError(
@@ -177,7 +177,7 @@ class InputReader:
             return is_plain_text(path)
         row = next(iter(self._rows_within(next(read_records(self.entry, path)), str(path))))
         with contextlib.suppress(UserError):  # of the entry's `preprocess`: a row of another shape
-            read = as_list(self._prepared(row, self.renamed, str(path)))
+            read = as_list(self._prepared(row, self._columns(self.renamed), str(path)))
             if not read or value_of(read[0], self.inputs[0]) is not MISSING:
                 return False
         say_once(f"{path}: each line is an input, since these JSON objects have no column {self.inputs[0]}")
@@ -192,27 +192,29 @@ class InputReader:
             holds_rows |= bool(record) and all(isinstance(value, dict) for value in record.values())
         return nested_rows(record, path, place) if holds_rows else [record]
 
-    def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
+    def _columns(self, renamed: dict) -> ColumnReader:
+        return ColumnReader(self.inputs, renamed, self.inputs if self.entry.json_as_text else ())
+
+    def _of_row(self, row: dict, columns: ColumnReader, place: str) -> Iterator[Input]:
         """Yields the input of a row; several if the entry's `preprocess` makes several rows of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         advice = "name yours with --source_column"
         why = f"which the task reads; {advice}"
-        for name in renamed.values() if self.has_columns else ():
+        for name in columns.names.values() if self.has_columns else ():
             if value_of(row, name) is MISSING:
                 raise no_column(place, str(name), row, why)
         try:
-            read = self._prepared(row, renamed, place)
+            read = self._prepared(row, columns, place)
         except UserError as error:
             raise UserError(f"{error}; {advice}") from None
-        as_text = self.entry.json_as_text
         for one in as_list(read):
-            values = {column: checked_value(one, column, renamed, place, why, as_text) for column in self.inputs}
+            values = {column: columns.checked(one, column, place, why) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)
 
-    def _prepared(self, row: dict, renamed: dict, place: str) -> dict | list[dict]:
+    def _prepared(self, row: dict, columns: ColumnReader, place: str) -> dict | list[dict]:
         """The row with the names of the task's columns, or what the entry's `preprocess` makes of it."""
-        read = row | renamed_columns(row, renamed)
+        read = row | columns.renamed(row)
         return preprocessed(self.entry, read, place) if self.prepares else read
 
     def made(self, row: dict, values: dict) -> Input:

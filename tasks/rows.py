@@ -8,7 +8,7 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ from foundry.corpora.reading import (
 )
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.sources import builtin_corpus
-from foundry.features import Column
 from tasks.entry import TaskEntry, UnreadableRow, call_on_row
 from tasks.registry import column_value, means, source_text, target_text
 from tasks.transforms import is_messages
@@ -240,6 +239,124 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
             yield {column: line.rstrip("\r\n") for column, line in zip(paths, lines, strict=True)}
 
 
+# ---------------------------------------------------------------- the columns of a row
+@functools.cache
+def getter(column: str | int) -> Callable[[dict], object]:
+    """The function from a row to the value of a column, or MISSING; a dotted name descends into records, and through
+    lists of them.
+
+    getter("answers.text")({"answers": {"text": ["a"]}}) -> ["a"], and so of {"answers": [{"text": "a"}]}. Lists in a
+    list of records are joined to one.
+    """
+    first, dot, rest = str(column).partition(".")
+    if not dot:
+        return lambda row: row.get(column, MISSING)
+    inner = getter(rest)
+
+    def get(row: dict) -> object:
+        if column in row:
+            return row[column]
+        value = row.get(first)
+        if isinstance(value, dict):
+            return inner(value)
+        if not isinstance(value, list):
+            return MISSING
+        joined: list = []
+        for item in value:
+            found = inner(item) if isinstance(item, dict) else MISSING
+            if found is MISSING:
+                return MISSING
+            joined += as_list(found)
+        return joined
+
+    return get
+
+
+class ColumnReader:
+    """The columns of an entry in the rows of a file, found by functions that are made once for all rows.
+
+    names: {column: its name in the file, or several}, as an entry's `file_columns`. as_text: columns whose records and
+    lists are read as text. hint: ends the message that a value is no text.
+    """
+
+    def __init__(self, columns: Iterable[str], names: dict, as_text: Collection[str] = (), hint: str = ""):
+        self.names, self.as_text, self.hint = names, as_text, hint
+        self.getters = {column: getter(column) for column in columns}
+        self.sources = {column: [getter(name) for name in as_list(name)] for column, name in names.items()}
+        self.around = {column: self._around(column) for column in self.getters}
+
+    def _around(self, column: str) -> list[Callable[[dict], object]]:
+        """Getters of the records that hold the column in the file."""
+        names = map(str, as_list(self.names.get(column, column)))
+        return [getter(name.rpartition(".")[0]) for name in names if "." in name]
+
+    def renamed(self, row: dict) -> dict:
+        """{column: the row's value under its name in the file}, without columns that the row lacks. Of several names it
+        is the list of all their values that are not empty."""
+        renamed = {}
+        for column, getters in self.sources.items():
+            values = [get(row) for get in getters]
+            if MISSING in values:
+                continue
+            if not isinstance(self.names[column], list):
+                renamed[column] = values[0]
+                continue
+            texts = itertools.chain.from_iterable(map(as_list, values))
+            renamed[column] = [text for text in texts if not is_missing(text) and text != ""]
+        return renamed
+
+    def checked(self, row: dict, column: str, place: str, why: str) -> object:
+        """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing
+        or empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages,
+        whose roles would be lost. why: what the message says of the need."""
+        value = self.getters[column](row)
+        if column in self.as_text and isinstance(value, dict | list):
+            return with_spaces(value.text if isinstance(value, ListCell) else json.dumps(value, ensure_ascii=False))
+        if is_messages(value) or any(is_messages(get(row)) for get in self.around[column]):
+            raise UserError(
+                f"{place}: the column {column} holds messages of a dialogue. Leave out --source_column and "
+                "--target_column: rows with messages, conversations, or prompt and completion are read as dialogues "
+                "(--record_shape messages, conversations, prompt_completion)"
+            )
+        if value is MISSING:
+            names = as_list(self.names.get(column, column))
+            missing = [name for name in names if value_of(row, name) is MISSING] or [column]
+            raise no_column(place, str(missing[0]), row, why)
+        if lacks_value(value):
+            in_part = " in part" if value else ""
+            raise UserError(f"{place}: the column {column} is empty{in_part}, {why}")
+        texts = []
+        for item in as_list(value):
+            if isinstance(item, dict) and isinstance(value, ListCell):
+                raise UserError(f"{place}: the column {column} holds text that is a JSON object{self.hint}")
+            if isinstance(item, dict | list | bytes):
+                kind = f"no text, but a value of type {type(item).__name__}"
+                hint = "" if isinstance(item, bytes) else self.hint
+                raise UserError(f"{place}: the column {column} holds {kind}{hint}")
+            texts.append(with_spaces(item) if isinstance(item, str) else item)
+        return texts if isinstance(value, list | tuple) else texts[0]
+
+
+def value_of(row: dict, column: str | int) -> object:
+    """The value of a column in one row, or MISSING."""
+    return getter(column)(row)
+
+
+def no_column(place: str, column: str, row: dict, why: str) -> UserError:
+    """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
+    B"."""
+    names = [quoted(str(name)) for name in row]
+    near, header = did_you_mean(column, names), ""
+    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes}:
+        header = "; line 1 of the file is its header"
+    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
+
+
+def lacks_value(value: object) -> bool:
+    """Whether a value is missing, or a list has a missing item."""
+    return any(map(is_missing, as_list(value)))
+
+
 # ---------------------------------------------------------------- records -> rows
 class SplitReader:
     """Iterates over the rows of one split, with the entry's columns. UserError, with the place, for a wrong row.
@@ -253,7 +370,11 @@ class SplitReader:
         self.files = files_of_split(name, entry, args, files_of or split)
         names_are_the_hubs = self.files is None and entry.files
         self.renamed = {} if names_are_the_hubs else entry.file_columns
-        self.json_as_text = entry.json_as_text
+        lists = [column.column for column in entry.further_columns.values() if column.kind == "answers"]
+        self.answers = [column for column in entry.answer_columns if column not in lists]
+        as_text = set(entry.row_columns) - set(lists) if entry.json_as_text else set()
+        hint = "; --json_as_text true reads it as text" if name == OWN else ""
+        self.columns = ColumnReader(entry.row_columns, self.renamed, as_text, hint)
         self.first = ""  # place and columns of the first record, named in errors about later ones
         without = entry.train_without if split == "train" else None
         conditions, self.elsewhere = entry.skip_where, set()
@@ -264,26 +385,6 @@ class SplitReader:
         self.left_out: Counter = Counter()
         for column, texts in conditions.items():
             self.left_out.update({(column, text): 0 for text in texts})
-
-    @functools.cached_property
-    def columns(self) -> list[str]:
-        """The columns that are read."""
-        return self.entry.row_columns
-
-    @functools.cached_property
-    def lists(self) -> list[str]:
-        """Those that hold as many answers as a row has, or none."""
-        return [column.column for column in self.further if column.kind == "answers"]
-
-    @functools.cached_property
-    def answers(self) -> list[str]:
-        """Those that hold an answer, of which no row may have none."""
-        return [column for column in self.entry.answer_columns if column not in self.lists]
-
-    @functools.cached_property
-    def further(self) -> list[Column]:
-        """The columns beside inputs and target."""
-        return list(self.entry.further_columns.values())
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -335,7 +436,7 @@ class SplitReader:
         """Yields the rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         self.first = self.first or f"{place} has ({listed(record)})"
         for piece in pieces_of(self.entry, record, place):
-            renamed = piece | renamed_columns(piece, self.renamed)
+            renamed = piece | self.columns.renamed(piece)
             for row in as_list(preprocessed(self.entry, renamed, place)):
                 if self._is_left_out(row | renamed, place):
                     continue
@@ -359,16 +460,15 @@ class SplitReader:
         """The task's columns of a row, checked. Only the answers of a test split may be missing."""
         entry, hidden = self.entry, self.entry.may_hide_answers(self.split)
         picked = dict(row) if entry.tokenize else {}  # its function may read any column
-        for column in self.columns:
-            value = value_of(row, column)
-            is_there = value is not MISSING and not lacks_value(value)
-            if is_there or not hidden or column in entry.reads:
-                why = f"which task {self.name} needs"
-                if value is MISSING and not self.first.startswith(place):
-                    why += f" and {self.first}"
-                hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
-                as_text = self.json_as_text and column not in self.lists
-                picked[column] = checked_value(row, column, self.renamed, place, why, as_text, hint)
+        for column, get in self.columns.getters.items():
+            value = get(row)
+            may_be_hidden = hidden and column not in entry.reads
+            if may_be_hidden and (value is MISSING or lacks_value(value)):
+                continue
+            why = f"which task {self.name} needs"
+            if value is MISSING and not self.first.startswith(place):
+                why += f" and {self.first}"
+            picked[column] = self.columns.checked(row, column, place, why)
         if len(self.answers) > 1 or entry.target_type != "text":  # a list of texts would be references
             for column in self.answers:
                 if column in picked:
@@ -380,7 +480,7 @@ class SplitReader:
                 raise UserError(f"{place}: the column {column} is empty, which task {self.name} needs")
         try:
             target_text(self.name, entry, picked)
-            for further in self.further:
+            for further in entry.further_columns.values():
                 if not further.has_tokens:
                     column_value(further, picked)
         except ValueError as error:
@@ -400,55 +500,12 @@ def _with_class_names(record: dict, names: dict[str, list[str]]) -> dict:
     return named
 
 
-def lacks_value(value: object) -> bool:
-    """Whether a value is missing, or a list has a missing item."""
-    return any(map(is_missing, as_list(value)))
-
-
 def is_written(value: object, text: str) -> bool:
     """Whether `text`, the value of a condition such as skip_where's, `means` this value of a row; "" means a missing or
     empty one."""
     if lacks_value(value) or text == "":
         return text == "" and (lacks_value(value) or value == "")
     return means(text, value)
-
-
-def checked_value(
-    row: dict, column: str, renamed: dict, place: str, why: str, json_as_text: bool = False, hint: str = ""
-) -> object:
-    """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing or
-    empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages, whose
-    roles would be lost.
-
-    renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
-    json_as_text: a record or a list is the text of its cell, or in files with types its JSON. hint: ends the
-    message that a value is no text.
-    """
-    value, names = value_of(row, column), as_list(renamed.get(column, column))
-    if json_as_text and isinstance(value, dict | list):
-        return with_spaces(value.text if isinstance(value, ListCell) else json.dumps(value, ensure_ascii=False))
-    around = [value_of(row, str(name).rpartition(".")[0]) for name in names if "." in str(name)]
-    if any(map(is_messages, (value, *around))):
-        raise UserError(
-            f"{place}: the column {column} holds messages of a dialogue. Leave out --source_column and "
-            "--target_column: rows with messages, conversations, or prompt and completion are read as dialogues "
-            "(--record_shape messages, conversations, prompt_completion)"
-        )
-    if value is MISSING:
-        missing = [name for name in names if value_of(row, name) is MISSING] or [column]
-        raise no_column(place, str(missing[0]), row, why)
-    if lacks_value(value):
-        in_part = " in part" if value else ""
-        raise UserError(f"{place}: the column {column} is empty{in_part}, {why}")
-    texts = []
-    for item in as_list(value):
-        if isinstance(item, dict) and isinstance(value, ListCell):
-            raise UserError(f"{place}: the column {column} holds text that is a JSON object{hint}")
-        if isinstance(item, dict | list | bytes):
-            kind = f"no text, but a value of type {type(item).__name__}"
-            raise UserError(f"{place}: the column {column} holds {kind}{'' if isinstance(item, bytes) else hint}")
-        texts.append(with_spaces(item) if isinstance(item, str) else item)
-    return texts if isinstance(value, list | tuple) else texts[0]
 
 
 def single_answer(value: object, column: str, place: str, is_target: bool) -> object:
@@ -468,16 +525,6 @@ def single_answer(value: object, column: str, place: str, is_target: bool) -> ob
             f'write them as one text, "{text}", and train with --target_type text'
         )
     return value[0]
-
-
-def no_column(place: str, column: str, row: dict, why: str) -> UserError:
-    """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
-    B"."""
-    names = [quoted(str(name)) for name in row]
-    near, header = did_you_mean(column, names), ""
-    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes}:
-        header = "; line 1 of the file is its header"
-    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
 
 
 def pieces_of(entry: TaskEntry, record: dict, place: str) -> Iterator[dict]:
@@ -517,22 +564,6 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
             yield outer | row
 
 
-def renamed_columns(row: dict, names: dict) -> dict:
-    """{column: the row's value under its name in the source}, without columns that the row lacks. names: {column: name
-    in the source, or a list of names}, which gives the list of all their values that are not empty."""
-    renamed = {}
-    for column, source in names.items():
-        values = [value_of(row, name) for name in as_list(source)]
-        if MISSING in values:
-            continue
-        if not isinstance(source, list):
-            renamed[column] = values[0]
-            continue
-        texts = itertools.chain.from_iterable(map(as_list, values))
-        renamed[column] = [text for text in texts if not is_missing(text) and text != ""]
-    return renamed
-
-
 def preprocessed(entry: TaskEntry, row: dict, place: str) -> dict | list[dict]:
     """The row, or list of rows, that the entry's `preprocess` makes of a row. UserError, with the place, if it cannot
     read the row or returns anything else."""
@@ -547,26 +578,3 @@ def preprocessed(entry: TaskEntry, row: dict, place: str) -> dict | list[dict]:
             "a list of rows ([] leaves this one out)"
         )
     return made
-
-
-def value_of(row: dict, column: str | int) -> object:
-    """The value of a column, or MISSING; a dotted name descends into records, and through lists of them.
-
-    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], and so does {"answers": [{"text": "a"}]}. Lists in a list
-    of records are joined to one.
-    """
-    if column in row or not isinstance(column, str):
-        return row.get(column, MISSING)
-    first, _, rest = column.partition(".")
-    value = row.get(first)
-    if isinstance(value, dict):
-        return value_of(value, rest)
-    if not isinstance(value, list):
-        return MISSING
-    joined = []
-    for item in value:
-        inner = value_of(item, rest) if isinstance(item, dict) else MISSING
-        if inner is MISSING:
-            return MISSING
-        joined += as_list(inner)
-    return joined

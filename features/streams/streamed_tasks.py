@@ -237,7 +237,7 @@ def source_columns(name: str, entry: TaskEntry, args: TaskArguments) -> list[str
     if entry.preprocess or entry.tokenize or entry.records:
         return []
     reader = SplitReader(name, entry, args, "train")
-    columns = [*reader.columns, *(column for column, _ in reader.left_out)]
+    columns = [*entry.row_columns, *(column for column, _ in reader.left_out)]
     named = [as_list(reader.renamed.get(column, column)) for column in columns]
     return list(dict.fromkeys(itertools.chain.from_iterable(named)))
 

@@ -314,8 +314,8 @@ foundry/corpora/token_files.py, seen by unit/test_data_t5.py
   -
 tasks/task.py, seen by unit/test_examples.py
   rows_for_another_prefix
-  - fields = ("prefix", "inputs", "target",
-  + fields = ("inputs", "target",
+  - texts = [entry.prefix, entry.inputs,
+  + texts = [entry.inputs,
 
 # messages, flags
 foundry/common/command_line.py, seen by unit/test_arguments_t5.py unit/test_first_contact.py
