@@ -80,6 +80,16 @@ class EntryTest(parameterized.TestCase):
         (dict(columns={"a": "text"}), r"columns \{'a': 'text'\}: must be \{column: answer, answers, number or bool"),
         (dict(columns={"labels": "number"}), "columns .* are names of a batch. Rename with file_columns"),
         (dict(columns={"a": "number"}, tokenize=print), "columns .*: not with tokenize"),
+        (dict(metrics=[]), "the entry has no metrics"),
+        (dict(target=""), "the entry has no target"),
+        (dict(target_type="classes"), "target_type classes: must be one of class"),
+        (dict(labels=[]), "target_type class needs `labels`, at least two"),
+        (dict(labels=["a"]), "target_type class needs `labels`, at least two"),
+        (dict(labels=["a", "b", "a"]), "target_type class needs `labels`, at least two"),
+        (dict(file_colums={}), r"file_colums is no field of an entry \(did you mean file_columns\?\)"),
+        (dict(further={}), "further is no field of an entry"),  # of a TaskEntry, not of a user
+        (dict(preprocess="squat"), r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
+        (dict(preprocess="nothing"), "preprocess nothing: not in tasks/transforms.py. Give a function of a row"),
     )
     def test_fields_of_a_wrong_kind(self, changes, message):
         with self.assertRaisesRegex(ValueError, f"DATASET_VALS task x: {message}"):
