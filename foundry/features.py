@@ -206,7 +206,8 @@ class TaskFeature:
 
     @staticmethod
     def rows(entry: Any, rows: list[dict]) -> list[dict]:
-        """The rows of a split before they are tokenised, with the columns that are `made`."""
+        """The rows of a split before they are tokenised, with the columns that are `made`; of tasks with further
+        fields."""
         return rows
 
 

@@ -22,6 +22,7 @@ from tasks.transforms import TRANSFORMS
 # The column for the text that a function `inputs` returns, which `source_text` reads.
 MADE_SOURCE = "text of inputs"
 COLUMN_KINDS = ("answer", "answers", "number", "boolean")
+FURTHER_COLUMNS = further_fields("column")  # fields of features that name a column
 _BATCH = ("input_ids", "attention_mask", "labels", "decoder_input_ids")
 _REQUIRED = ("inputs", "target", "target_type", "metrics", "max_source_length", "max_target_length")
 
@@ -268,7 +269,7 @@ _TEXTS = ("target", "target_type", "prefix", "builtin", "records", "train_with",
 # used.
 _KINDS: dict[str, tuple[tuple[str, ...], Callable[[Any], bool]]] = {
     "a text": (
-        (*_TEXTS, *further_fields("column")),
+        (*_TEXTS, *FURTHER_COLUMNS),
         lambda value: isinstance(value, str),
     ),
     "a list of texts": (("metrics", "labels", "metric_columns", "eval_splits"), _is_texts),

@@ -22,8 +22,7 @@ from foundry.common.processes import print_once
 from foundry.common.words import comma_words, listed
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line_fields
-from foundry.features import further_fields
-from tasks.entry import TaskEntry
+from tasks.entry import FURTHER_COLUMNS, TaskEntry
 from tasks.registry import finite_number, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer
 from tasks.transforms import TRANSFORMS
@@ -207,7 +206,7 @@ def column_names(words: list[str] | None) -> list[str]:
 def named_columns(args: TaskArguments) -> list[str]:
     """All columns that the flags name."""
     fields = _fields_of_features(args)
-    further = [fields[name] for name in further_fields("column") if name in fields]
+    further = [fields[name] for name in FURTHER_COLUMNS if name in fields]
     return [*column_names(args.source_column), *column_names(args.target_column), *further, *_skipped(args)]
 
 

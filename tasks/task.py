@@ -24,12 +24,12 @@ from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
-from foundry.features import Column, further_fields
+from foundry.features import Column
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
-from tasks.entry import TaskEntry
+from tasks.entry import FURTHER_COLUMNS, TaskEntry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
 from tasks.named import check_tasks
 from tasks.own_pairs import completed
@@ -156,7 +156,7 @@ class LoadedTask(Task):
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
             of_split = examples.without_end_tokens(self.entry, tokenizer, all_rows[:limit], self._place(split))
-            for feature in task_features():
+            for feature in task_features() if self.entry.further else ():
                 of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
@@ -256,7 +256,7 @@ class LoadedTask(Task):
         columns = [*entry.reads, entry.target, *(each.column for each in further.values())]
         columns = [column for column in columns if column in rows[0]]
         texts = [entry.prefix, entry.inputs, entry.target, entry.target_type, entry.labels or None, entry.numbers]
-        for field in further_fields("column"):
+        for field in FURTHER_COLUMNS:
             texts.append(further[field].column if field in further else None)
         if entry.columns is not None:
             texts.append(entry.columns)
