@@ -597,7 +597,7 @@ class ReadTest(TestCase):
         ("", None),
         (
             "--max_source_length 4",
-            "33 % of the sources at 4 tokens (train, validation)",
+            "33 % of the sources at 4 tokens (train); 33 % of the sources at 4 tokens (validation)",
         ),
         (
             "--max_target_length 3",
