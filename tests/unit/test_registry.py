@@ -587,9 +587,6 @@ class RegistryTest(TestCase):
         self.assertEqual((scoring.class_label_ids, scoring.predict_with_generate, scoring.max_length), (None, True, 17))
         self.assertEqual([task.label("validation"), task.label("test")], ["", "test"])
 
-    def test_splits_without_labels_are_named(self):
-        self.assertEqual(find_entry("super_glue", "wsc").test_splits, ["test"])
-
 
 class MainMetricTest(TestCase):
     """Which metric chooses the best checkpoint, and which way it is better."""
@@ -721,28 +718,25 @@ class OwnEntryTest(TestCase):
         ):
             self.assertEqual(TaskEntry(**({"eval_splits": evaluated} if evaluated else {})).test_splits, predicted)
 
+    def parallel(self, texts: dict[str, str]) -> list:
+        self.write(texts)
+        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
+        entry = TaskEntry.of("mine", self.ENTRY | change)
+        return self.texts("glue", "mine", "train", entry, data_dir=str(self.folder))
+
     def test_a_carriage_return_within_a_line_shifts_no_pairs(self):  # nor does it where TensorFlow Datasets reads WMT
-        for name, content in (("a.txt", b"1\rone\r\n2\n3\n"), ("b.txt", b"x\ny\rz\r\nw\r\n")):
-            (self.folder / name).write_bytes(content)
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        found = self.texts(
-            "glue", "mine", "train", TaskEntry.of("mine", self.ENTRY | change), data_dir=str(self.folder)
-        )
-        self.assertEqual(found, [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
+        (self.folder / "a.txt").write_bytes(b"1\rone\r\n2\n3\n")
+        (self.folder / "b.txt").write_bytes(b"x\ny\rz\r\nw\r\n")
+        self.assertEqual(self.parallel({}), [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
 
-    @parameterized.parameters("a.txt", "b.txt")
-    def test_parallel_files_of_unequal_length(self, shorter):
-        texts = {"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n3\n"}
-        self.write(texts | {shorter: "1\n2\n"})
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        with self.assertRaisesRegex(ValueError, rf"{shorter}: ends at line 2, before .*\.txt"):
-            self.texts("glue", "mine", "train", TaskEntry.of("mine", self.ENTRY | change), data_dir=str(self.folder))
-
-    def test_a_missing_file_of_a_pair(self):
-        self.write({"a.txt": "1\n"})
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        with self.assertRaisesRegex(ValueError, "no file b.txt, which task mine reads as train"):
-            self.texts("glue", "mine", "train", TaskEntry.of("mine", self.ENTRY | change), data_dir=str(self.folder))
+    @parameterized.parameters(
+        ({"a.txt": "1\n2\n", "b.txt": "1\n2\n3\n"}, r"a.txt: ends at line 2, before .*b\.txt"),
+        ({"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n"}, r"b.txt: ends at line 2, before .*a\.txt"),
+        ({"a.txt": "1\n"}, "no file b.txt, which task mine reads as train"),
+    )
+    def test_parallel_files_that_do_not_fit(self, texts, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.parallel(texts)
 
     def test_a_task_of_files_alone_without_their_folder(self):
         change = {"files": {"train": "nowhere/train.jsonl"}}
