@@ -222,9 +222,6 @@ SMALLER_IS_BETTER = {
     # of `evaluate`
     *("brier_score", "cer", "character", "charcut_mt", "mae", "mape", "mase", "mse", "rmse", "smape", "wer"),
 }
-# What an evaluation of preferences measures besides the task's metrics; the training logs have all but the loss.
-PREFERENCE_METRICS = ("preference_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")
-PREFERENCE_METRICS += ("preference_loss",)
 PERCENT_METRICS = ("bleu", "sacrebleu", "chrf", "chrf++", "ter", "sari")  # 0..100, all others 0..1
 
 

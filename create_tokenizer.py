@@ -29,7 +29,6 @@ from transformers import PreTrainedTokenizerBase
 
 from constants import NUM_SENTINELS, TASK_RECORD
 from data_collator_t5 import find_sentinel_ids, vocabulary_size
-from features import of_tokenizers
 from foundry.arguments.model import LEAST_VOCABULARY
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -51,7 +50,7 @@ from foundry.corpora.tokenizers import (
     with_exact_spaces,
 )
 from foundry.corpora.word_encoder import cuts_at_spaces
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.new_vocabulary import change_vocabulary
@@ -103,7 +102,7 @@ class TokenizerArguments:
     data_cache_dir: str = option("~/.cache/t5_foundry", "Cache folder of the built-in corpus.")
 
 
-FLAGS = [TokenizerArguments, *of_tokenizers()]
+FLAGS = [TokenizerArguments, *features_of("create_tokenizer")]
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:

@@ -36,7 +36,6 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from constants import ATTENTION_IMPLEMENTATIONS, DATASET_VALS, TASK_RECORD
-from features import of_evaluation, of_pre_training, task_features
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import OWN, TaskArguments, split_task
 from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, check_pre_training_data
@@ -59,7 +58,7 @@ from foundry.common.words import comma_words
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer, tokenizer_fingerprint
 from foundry.corpora.trained_text import earlier_run
-from foundry.features import Features
+from foundry.features import Features, features_of, task_features
 from foundry.model_t5 import fit_vocabulary, is_local_model, load_to_answer
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.report.lengths import described_lengths
@@ -97,7 +96,7 @@ NAMED_TEXT = ("train_file", "validation_file", "dataset_name")
 PRE_TRAINING_FLAGS = (
     "text_column",
     "input_ids_column",
-    *recorded_types(of_pre_training()),
+    *recorded_types(features_of("pre_train_t5")),
     "max_train_samples",
     "max_eval_samples",
     "bf16",
@@ -151,13 +150,13 @@ class EvaluationRunArguments(T5TrainingArguments):
     report_to: list[str] = option(["none"], "Trackers: wandb, tensorboard, trackio, none.")
 
     def __post_init__(self):
-        self.features = Features([kind() for kind in of_evaluation()])  # they have no flags here
+        self.features = Features([kind() for kind in features_of("evaluate_t5")])  # they have no flags here
         output_dir = self.output_dir
         super().__post_init__()
         self.output_dir = output_dir  # transformers would invent a name
 
 
-FEATURES = of_evaluation()
+FEATURES = features_of("evaluate_t5")
 DATACLASSES = [EvaluationArguments, TaskArguments, EvaluationRunArguments, *FEATURES]
 
 

@@ -27,9 +27,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
-from features import FORMATS, of_export
+from features import FORMATS
 from foundry.arguments.task import OWN, task_arguments
 from foundry.arguments.training import PreTrainingArguments
+from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, option
@@ -49,7 +50,7 @@ from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.reading import read_rows, read_text_documents
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
 from foundry.modeling.families import outgrows_cache
 from foundry.modeling.generation_settings import drop_idle_search
@@ -79,7 +80,7 @@ from tasks.task_records import read_record
 
 # Files that load_model reads; it merges those of adapters.
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
-FEATURES = of_export()
+FEATURES = features_of("export_checkpoint")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
@@ -231,7 +232,7 @@ def export_model(
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
-        form = FORMATS[kind]()
+        form = resolve(FORMATS[kind])
         found[kind], lines[kind] = form.write(kind, original, folder / kind)
         written = {path for path in (folder / kind).rglob("*") if path.is_file()}
         unnamed = written - {*named_files(folder / kind, form.files).values()}
@@ -257,7 +258,7 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     texts, texts_from = texts_to_compare(args, record["run"], tokenizer)
     config, others = load_config(checkpoint, "--model_name_or_path"), [kind for kind in FORMATS if kind in args.formats]
     for kind in others:
-        FORMATS[kind]().check(config, kind)
+        resolve(FORMATS[kind]).check(config, kind)
     check_room(config, f"--model_name_or_path {checkpoint}")
     model = (model_source(features).loaded(checkpoint, None) or load_model(checkpoint)).eval()
     fit_vocabulary(model, tokenizer)

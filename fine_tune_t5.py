@@ -31,7 +31,6 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase, set_seed
 
 from constants import DEMO_CHECKPOINTS
-from features import of_fine_tuning
 from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments, settle_training
@@ -41,7 +40,7 @@ from foundry.common.flags import AUTO
 from foundry.common.processes import prepare_process, print_once, run_script
 from foundry.corpora.sources import tokenizer_for_pairs
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import is_local_model
 from foundry.modeling.generation_settings import forget_search, set_generation_length
 from foundry.runs.decision import Decision, build_model, settle
@@ -55,7 +54,7 @@ from tasks.own_pairs import SOURCES
 from tasks.predictions import other_task
 from tasks.row_source import tasks_of
 
-FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *of_fine_tuning()]
+FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.yaml"
 
 

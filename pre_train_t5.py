@@ -21,7 +21,6 @@ from pathlib import Path
 from transformers import set_seed
 
 from constants import OBJECTIVES
-from features import of_pre_training
 from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import PreTrainingArguments, check_best_metric, settle_training
@@ -30,7 +29,7 @@ from foundry.common.processes import prepare_process, run_script
 from foundry.corpora.own_ids import has_ids, ids_offset
 from foundry.corpora.sources import find_corpora
 from foundry.corpora.tokenizers import named_tokenizer
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
 from foundry.runs.decision import Decision, build_model, settle
@@ -41,7 +40,7 @@ from foundry.text_source import found_text
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.checkpoints import check_resumed
 
-FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *of_pre_training()]
+FLAGS = [ModelArguments, PreTrainingDataArguments, PreTrainingArguments, *features_of("pre_train_t5")]
 DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "pre_train_installed_docs.yaml"
 
 

@@ -35,8 +35,9 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
 from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
-from features import BACKENDS, of_prediction
+from features import BACKENDS
 from foundry.arguments.training import FineTuningArguments
+from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
@@ -53,7 +54,7 @@ from foundry.common.processes import (
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.corpora.tokenizers import answering_tokenizer
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.modeling.generation_settings import own_limit
 from foundry.modeling.weights import weights_of
 from foundry.publishing.exports import export_of
@@ -66,7 +67,7 @@ from tasks.model_folders import answers_of_folder
 from tasks.own_pairs import column_names, prefix_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
-FEATURES = of_prediction()
+FEATURES = features_of("predict_t5")
 GO_ON = "The answers written so far stay. Free some space: then the same command resumes."
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 
@@ -232,7 +233,7 @@ def answer_settings(plan: Plan) -> dict:
 def backend_of(plan: Plan) -> Backend:
     """What --backend names."""
     if plan.args.backend in BACKENDS:
-        return BACKENDS[plan.args.backend]()
+        return resolve(BACKENDS[plan.args.backend])
     return TRANSFORMERS
 
 

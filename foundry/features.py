@@ -8,7 +8,8 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from features import task_features
+from features import FEATURES, TASK_FEATURES
+from foundry.common.by_name import resolve_all
 from foundry.common.flags import Flags, Rules, check_rules
 
 if TYPE_CHECKING:
@@ -168,10 +169,10 @@ class Measures:
 
 @dataclasses.dataclass
 class TaskFeature:
-    """What a feature changes in tasks, in fine-tuning, evaluation and predictions (`task_features` of
-    features/__init__.py). Its fields are flags of a task, which TaskArguments inherits (keyword-only; None if they are
-    not given). The core calls the other members on the class. Whether the feature is on, the flags of own pairs or the
-    task's entry say.
+    """What a feature changes in tasks, in fine-tuning, evaluation and predictions (`TASK_FEATURES`).
+
+    Its fields are flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core
+    calls the other members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
 
     args: TaskArguments. entry: the task's TaskEntry, of which `further` has the `fields`.
     """
@@ -209,6 +210,16 @@ class TaskFeature:
         """The rows of a split before they are tokenised, with the columns that are `made`; of tasks with further
         fields."""
         return rows
+
+
+def features_of(script: str) -> list[type[Feature]]:
+    """The dataclasses of flags that features add to a script: "pre_train_t5" and so on."""
+    return resolve_all(FEATURES[script])
+
+
+def task_features() -> list[type[TaskFeature]]:
+    """Those that add fields to the entries of tasks."""
+    return resolve_all(TASK_FEATURES)
 
 
 def further_fields(kind: str) -> list[str]:

@@ -52,7 +52,7 @@ from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
-from foundry.modeling.weights import adapters, model_source, weights_of
+from foundry.modeling.weights import adapters, is_added, model_source, weights_of
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
 _SHAPE_LIMITS = dict.fromkeys(
@@ -366,10 +366,10 @@ def load_to_answer(
 
 
 def weights_digest(model: PreTrainedModel) -> str:
-    """24 hexadecimal digits that change with the model's weights and their names; LoRA's matrices do not count."""
+    """24 hexadecimal digits that change with the model's weights and their names; those of adapters do not count."""
     digest = hashlib.sha256()
     for name, weight in model.named_parameters():
-        if ".lora_" not in name:
+        if not is_added(name):
             digest.update(name.encode())
             digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()[:24]

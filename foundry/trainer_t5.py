@@ -4,7 +4,7 @@ An optimizer step, in its order:
 
 1. `get_batch_samples` takes the step's micro-batches and sends them to the device. Their rows are in an order that is
    the same for any number of ranks (training/row_order.py). It counts the target tokens of all of them on all ranks,
-   for the loss, and of its own, for the log. A feature may add answers (`begin_step`).
+   for the loss, and of its own, for the log. A feature may add answers, or divide by its own count (`begin_step`).
 2. Trainer's `training_step` calls the model for each micro-batch. Its forward pass ends in the loss
    (modeling/loss.py): a sum over target tokens, divided by their number in the whole step. Backward pass.
 3. Trainer clips the gradient; `_get_grad_norm` ends the run if it is not finite (training/broken_steps.py).
@@ -38,7 +38,6 @@ from transformers import (
     DefaultFlowCallback,
     PreTrainedModel,
     Seq2SeqTrainer,
-    TrainerCallback,
     TrainerControl,
     TrainerState,
 )
@@ -54,7 +53,7 @@ from foundry.modeling.families import family_of
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
-from foundry.modeling.learning import Learning, losses_of
+from foundry.modeling.learning import losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
 from foundry.modeling.recomputed import keep_less
 from foundry.publishing.publication import Publication
@@ -72,6 +71,7 @@ from foundry.training.flow import EpochCallback, LossTermsCallback, ResumeCallba
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
 from foundry.training.preemption import EvaluationStopped, PreemptionCallback, WatchCallback, undone_if_stopped
 from foundry.training.row_order import TrainingRows
+from foundry.training.run_callback import RunCallback, callbacks_of
 from foundry.training.saving import CheckpointWriter, complete_model, load_optimizer, load_weights, named_weights
 
 
@@ -104,12 +104,11 @@ class FlowCallback(DefaultFlowCallback):
 
     def __init__(self, trainer: "T5Trainer"):
         self.trainer = trainer
-        self.counts_epochs = not hasattr(trainer.train_dataset, "epochs_done")  # a stream has no epochs that end
         self.has_ended = False
 
     def on_step_end(self, args, state: TrainerState, control: TrainerControl, **kwargs) -> None:
         super().on_step_end(args, state, control, **kwargs)
-        is_last_of_epoch = self.counts_epochs and state.epoch == int(state.epoch)
+        is_last_of_epoch = self.trainer.rows.stream is None and state.epoch == int(state.epoch)
         self.has_ended = is_last_of_epoch or state.global_step >= state.max_steps
         if self.has_ended:
             super().on_epoch_end(args, state, control, **kwargs)
@@ -158,7 +157,7 @@ class T5Trainer(Seq2SeqTrainer):
         publication = args.features.first(Publication)
         self.checkpoints = CheckpointWriter(self, publication.uploads(args) if publication else None)
         self.rows = TrainingRows(self, train_collator)
-        self.feature_callbacks: list[TrainerCallback] = []
+        self.feature_callbacks: list[RunCallback] = []
         self.resumed_from: str | None = None  # the checkpoint from which this training resumed
         self.place_before: dict | None = None  # before the step, the place in a stream
         self.losses_before: torch.Tensor | None = None  # before the step, the sum of losses since the last log
@@ -191,15 +190,12 @@ class T5Trainer(Seq2SeqTrainer):
         self.watch = WatchCallback()
         for callback in (ResumeCallback(self), self.preemption, self.watch):
             self.add_callback(callback)
-        for learning in self.args.features.of(Learning):
-            self.feature_callbacks += learning.callbacks(self)
+        self.feature_callbacks += callbacks_of(self.args.features, self)
         names = [term.logged for term in terms]
         if any(names):
             self.feature_callbacks.append(LossTermsCallback(self, names))
         for callback in self.feature_callbacks:
             self.add_callback(callback)
-        self.step_beginners = [callback for callback in self.feature_callbacks if hasattr(callback, "begin_step")]
-        self.batch_counters: list = []
 
     # ------------------------------------------------------------ a training, its passes and their steps
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
@@ -214,9 +210,8 @@ class T5Trainer(Seq2SeqTrainer):
         self.rows.find_place(resume_from_checkpoint)
         self._draw_by_rank(resume_from_checkpoint)
         self.remove_callback(EpochCallback)
-        if self.rows.goes_on_by_rows or hasattr(self.train_dataset, "epochs_done"):
+        if self.rows.goes_on_by_rows or self.rows.stream is not None:
             self.add_callback(EpochCallback(self))
-        self.batch_counters = [each for each in self.callback_handler.callbacks if hasattr(each, "count_batches")]
         max_steps = self.args.max_steps
         if self.rows.goes_on_by_rows:  # Trainer would count steps as if all passes were as long as the first
             self.args = self.args.replaced(max_steps=self.rows.planned_steps(resume_from_checkpoint))
@@ -253,12 +248,15 @@ class T5Trainer(Seq2SeqTrainer):
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
         """Overrides Trainer to take the step's batches from the data workers, and to count them for the log. A feature
         may say by what the loss is divided."""
-        self.place_before = getattr(getattr(self.train_dataset, "loader_in_use", None), "state", None)
+        self.place_before = self.rows.place
         self.losses_before = self._tr_loss.clone()
         batches = self._batches_on(device, epoch_iterator, num_batches)
+        if self.rows.begins_within_pass and self.state.global_step == self.rows.begun_step:
+            self._load_rng_state(self.resumed_from)  # Trainer's came before the loader drew a number
         batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
-        for callback in self.batch_counters:
-            callback.count_batches(batches)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, RunCallback):
+                callback.count_batches(batches)
         return batches, self.begin_step(batches, num_items)
 
     def _batches_on(self, device: torch.device, epoch_iterator: Iterator, count: int) -> list[dict]:
@@ -279,9 +277,13 @@ class T5Trainer(Seq2SeqTrainer):
         return batches
 
     def begin_step(self, batches: list[dict], num_items: torch.Tensor | None) -> torch.Tensor | None:
-        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided."""
-        for callback in self.step_beginners:
-            num_items = callback.begin_step(batches)
+        """What features do to the micro-batches of a step before its loss. Returns by what that loss is divided, which
+        a feature may say in place of the target tokens, `num_items`."""
+        for callback in self.feature_callbacks:
+            callback.change_batches(batches)
+        for callback in self.feature_callbacks:
+            if callback.gives_divisor():
+                num_items = callback.divisor(batches)
         return num_items
 
     def _prepare_input(self, data):

@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from features import task_features
 from foundry.arguments.task import TARGET_TYPES
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean, listed
 from foundry.corpora.files import say_once
 from foundry.corpora.reading import as_list
-from foundry.features import Column, further_fields
+from foundry.features import Column, further_fields, task_features
 from tasks.transforms import TRANSFORMS
 
 # The column for the text that a function `inputs` returns, which `source_text` reads.

@@ -17,12 +17,12 @@ from transformers.trainer_utils import EvalPrediction
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
-from features import task_features
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import decoded, encode_targets
+from foundry.features import task_features
 from foundry.modeling.loss import STATISTICS, token_metrics
 from foundry.report.losses import LONGEST_TEXT, Losses, round_trip, sampled
 from tasks.entry import TaskEntry

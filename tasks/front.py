@@ -3,11 +3,10 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from features import of_prediction
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
 from foundry.common.processes import world_size
-from foundry.features import Feature
+from foundry.features import Feature, features_of
 
 if TYPE_CHECKING:
     from tasks.answering import Engine, Plan
@@ -32,7 +31,7 @@ class Front(Feature):
 
 def fronts() -> list[type[Front]]:
     """All that there are."""
-    return [kind for kind in of_prediction() if issubclass(kind, Front)]
+    return [kind for kind in features_of("predict_t5") if issubclass(kind, Front)]
 
 
 def check_front(flags: Flags) -> None:

@@ -37,7 +37,7 @@ from foundry.arguments.training import FineTuningArguments, T5TrainingArguments,
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, check_limits, refuse
 from foundry.common.processes import print_once
-from foundry.corpora.chunks import ChunkDataset, EpochSampler, numbers_of, shares
+from foundry.corpora.chunks import ChunkDataset, EpochSampler, OrderedRows, numbers_of, shares
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import tokenizer_fingerprint
@@ -416,7 +416,7 @@ def mixing_rates(sizes: list[int], mixing: str, cap: int, temperature: float = 1
     return [size ** (1 / temperature) for size in capped]
 
 
-class Mixture(torch.utils.data.ConcatDataset):
+class Mixture(OrderedRows, torch.utils.data.ConcatDataset):
     """Training rows of several tasks as one data set, to be read in the order of its `sampler`.
 
     parts: {task: `datasets.Dataset` of tokenised rows, or a CorruptedText}; rows are numbered from 0 through all parts.
@@ -447,8 +447,8 @@ class Mixture(torch.utils.data.ConcatDataset):
             parts.append(f"{name} {count:,} of {self.sizes[name]:,} ({100 * count / total:.1f} %)")
         return f"{total:,} rows an epoch: {', '.join(parts)}"
 
-    def sampler(self, seed: int, batch: int = 1) -> "MixtureSampler":  # noqa: ARG002
-        """The order of the rows, which is the same for every `batch`."""
+    def sampler(self, seed: int, batch: int = 1, in_order: bool = False) -> "MixtureSampler":  # noqa: ARG002
+        """The order of the rows, which is the same for every `batch`; never in order, which `Tasks` refuses."""
         return MixtureSampler(list(self.sizes.values()), list(self.counts.values()), seed)
 
 

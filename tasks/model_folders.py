@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from constants import TASK_RECORD
 from features import ANSWERING
 from foundry.arguments.training import FineTuningArguments
+from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json
 
@@ -61,7 +62,7 @@ def answers_of_folder(argv: Sequence[object] | None) -> Any | None:
     record, folder = {}, Path(named_model(argv))
     with contextlib.suppress(UserError):
         record = read_json(folder / TASK_RECORD)
-    for name, load in ANSWERING.items():
+    for name, place in ANSWERING.items():
         if name in record or (folder / name).is_file():
-            return load()
+            return resolve(place)()
     return None

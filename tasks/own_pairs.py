@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from features import task_features
 from foundry.arguments.task import OWN, PAIR_SHAPES, SHAPES, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
@@ -22,6 +21,7 @@ from foundry.common.processes import print_once
 from foundry.common.words import comma_words, listed
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line_fields
+from foundry.features import task_features
 from tasks.entry import FURTHER_COLUMNS, TaskEntry
 from tasks.registry import finite_number, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from features import task_features
 from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
@@ -24,7 +23,7 @@ from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
-from foundry.features import Column
+from foundry.features import Column, task_features
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask

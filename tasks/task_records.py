@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from constants import DATASET_VALS, TASK_RECORD
-from features import of_fine_tuning, task_features
 from foundry.arguments.task import LENGTHS, OWN, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
@@ -20,6 +19,7 @@ from foundry.common.reports import is_of, record_json
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
 from foundry.corpora.reading import as_list
+from foundry.features import features_of, task_features
 from foundry.text_source import recorded_types
 from tasks.metrics.scoring import METRICS
 from tasks.own_pairs import FLAGS_OF_FEATURES, READING
@@ -28,7 +28,7 @@ from tasks.trained_rows import TrainedRows
 # The flags that say where the rows are: taken from the record all together or not at all.
 _TRAINING = ("train_file", "source_file", "target_file")
 _PATHS = ("data_dir", "validation_file", "validation_source_file", "validation_target_file", *_TRAINING)
-_OF_FEATURES = recorded_types(of_fine_tuning())  # {flag: its type}
+_OF_FEATURES = recorded_types(features_of("fine_tune_t5"))  # {flag: its type}
 _PLACES = (*_PATHS, "hub_dataset", "hub_config", "validation_split_percentage", *_OF_FEATURES)
 _OWN_PAIRS = (*READING, *FLAGS_OF_FEATURES)
 # {flag of the run: its type}; TaskArguments has the types of a task's flags.

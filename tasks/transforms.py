@@ -15,9 +15,9 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-from features import task_features
 from foundry.common.errors import UserError
 from foundry.corpora.reading import is_missing
+from foundry.features import task_features
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names of the roles
 _PUNCTUATION = re.compile(f"([{re.escape(string.punctuation)}])")

@@ -32,13 +32,13 @@ from sentence_transformers.sentence_transformer.losses import CoSENTLoss, Multip
 from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.util import cos_sim
 from torch import nn
-from transformers import TrainerCallback
 
 from constants import IGNORE_INDEX
 from features.encoder_heads.head_trainer import EncoderTrainer
 from foundry.modeling.families import shape_of
 from foundry.modeling.loss import LossOutput
 from foundry.trainer_t5 import T5Trainer
+from foundry.training.run_callback import RunCallback
 
 AT = 10  # texts that are found for a source
 COMPARED_AT_ONCE = 2**26  # similarities
@@ -202,13 +202,13 @@ def ranked(known: dict[str, torch.Tensor], sources: list[str], targets: list[str
 
 
 # ---------------------------------------------------------------- in the trainer
-class RowsCallback(TrainerCallback):
+class RowsCallback(RunCallback):
     """Says by what the loss of a step is divided: the rows of all its micro-batches and ranks."""
 
     def __init__(self, trainer: T5Trainer):
         self.trainer = trainer
 
-    def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    def divisor(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         rows = sum(batch["labels"].ne(IGNORE_INDEX).any(1).sum() for batch in batches)
         return self.trainer.accelerator.reduce(rows, "sum")
 

@@ -12,7 +12,7 @@ class T5Gemma(Family):
     """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
 
     rotary, keeps_less = True, False
-    merged, query_norms, caps_scores = False, False, True
+    merged = False
 
     def configs(self, config: PreTrainedConfig) -> tuple:
         return config.encoder, config.decoder
@@ -28,9 +28,6 @@ class T5Gemma(Family):
                 one.num_key_value_heads,
                 gated=True,
                 norms=2,
-                query_norms=self.query_norms,
-                casts_scores=True,
-                caps_scores=self.caps_scores,
             )
             for one in self.configs(config)
         )
@@ -65,7 +62,7 @@ class T5Gemma2(T5Gemma):
     """Gemma 3 as an encoder-decoder. Encoder, decoder and head share one embedding, and the decoder has one attention
     for its own states and the encoder's. Only text is trained: the image encoder keeps its weights."""
 
-    merged, query_norms, caps_scores = True, True, False
+    merged = True
     can_load_as_saved = False  # in bfloat16 the factor that scales embeddings, a buffer, would be rounded
 
     def configs(self, config: PreTrainedConfig) -> tuple:

@@ -11,6 +11,7 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HTTPError  # the base of the errors of its HTTP library
 
 from features import FORMATS
+from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 from foundry.common.processes import in_background, print_once
 from foundry.common.reports import read_json
@@ -117,7 +118,7 @@ def published(folder: Path, formats: Iterable[str] = (), texts: bool = False) ->
         for name in HELD_OUT_TEXTS:
             patterns += [name, f"eval_*/{name}"]
     for kind in formats:
-        patterns += [f"{kind}/{pattern}" for pattern in (*FORMATS[kind]().files, COMPARISON)]
+        patterns += [f"{kind}/{pattern}" for pattern in (*resolve(FORMATS[kind]).files, COMPARISON)]
     return named_files(folder, patterns)
 
 

@@ -142,7 +142,10 @@ class LowRank(_Frozen):
         return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
 
     def in_form(self, form: str | None) -> Weights:
-        return replace(self, dtype=form) if form in DTYPES else self
+        if form is None:
+            return self
+        dtype = form if form in DTYPES else None
+        return replace(self, dtype=dtype, load_in_8bit=form == "int8", load_in_4bit=form == "nf4")
 
 
 @dataclass

@@ -239,7 +239,7 @@ def load_merged(folder: str, read: Callable[[str], PreTrainedModel], merge: bool
 class LowRankFolder(Adapter):
     """A folder of LoRA's matrices."""
 
-    config, weights, holds = CONFIG, WEIGHTS, "LoRA matrices"
+    config, weights, holds, added = CONFIG, WEIGHTS, "LoRA matrices", ".lora_"
 
     root_of = staticmethod(root_of)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerControl, TrainerState
 
 from foundry.common.errors import UserError
+from foundry.training.run_callback import RunCallback
 
 FILE = "trained_weights.safetensors"  # in a checkpoint, whose model is the average: the weights that are trained
 
@@ -28,7 +29,7 @@ def grown_after(decay: float) -> int:
     return max(1, math.ceil(round((10 * decay - 1) / (1 - decay), 6)))
 
 
-class AverageCallback(TrainerCallback):
+class AverageCallback(RunCallback):
     """Keeps the average, and exchanges it with the trained weights.
 
     While a step is made the model has the trained weights, and `kept` the average. For evaluations and saves both are

@@ -115,11 +115,30 @@ def write_graph(model: PreTrainedModel, file: Path) -> None:
 
 
 def exported(model: PreTrainedModel, graph: torch.nn.Module, inputs: tuple, file: Path, **names: Any) -> None:
-    """Writes `graph`, a function of `inputs` that runs the model, with its attention written out. names: further
-    arguments of torch.onnx.export."""
+    """Writes `graph`, a function of `inputs` that runs the model, with its attention written out, and without paths of
+    this machine. names: further arguments of torch.onnx.export."""
     with with_eager_attention(model), quiet():
         program = torch.onnx.export(graph.eval(), inputs, **names, dynamo=True, verbose=False)
+    forget_origin(program.model)
     program.save(str(file))
+
+
+def forget_origin(model: Any) -> None:
+    """Removes where each node and value of an onnx_ir.Model comes from: torch 2.13 writes stack traces with absolute
+    paths into their metadata."""
+    from onnx_ir.traversal import RecursiveGraphIterator
+
+    model.metadata_props.clear()
+    for graph in (model.graph, *model.functions.values()):
+        graph.metadata_props.clear()
+        for value in (*graph.inputs, *graph.outputs):
+            value.metadata_props.clear()
+        for node in RecursiveGraphIterator(graph):
+            node.metadata_props.clear()
+            for value in node.outputs:
+                value.metadata_props.clear()
+    for value in model.graph.initializers.values():
+        value.metadata_props.clear()
 
 
 def compare_graph(kind: str, model: PreTrainedModel, sources: list[list[int]], file: Path) -> dict:

@@ -18,11 +18,20 @@ from pathlib import Path
 import numpy as np
 import torch
 from onnxscript import opset20 as op
-from transformers import MT5Config, PreTrainedConfig, PreTrainedModel, T5Config, UMT5Config
+from transformers import (
+    GenerationConfig,
+    MT5Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    T5Config,
+    UMT5Config,
+)
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from features.onnx.encoder_graph import exported, padded, write_graph
 from foundry.common.errors import UserError
+from foundry.common.reports import read_json, write_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.publishing.exports import (
@@ -37,6 +46,15 @@ from foundry.publishing.exports import (
 )
 from foundry.publishing.file_names import CONFIGURATIONS, TOKENIZER
 
+# {setting of `generate` that Transformers.js 4.3 does not follow: the value with which it changes nothing}
+NOT_IN_TRANSFORMERS_JS = {
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "sequence_bias": {},
+    "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": 1.0,
+}
 ENCODER = "onnx/encoder_model.onnx"
 DECODER = "onnx/decoder_model_merged.onnx"
 FAMILIES = (T5Config, MT5Config, UMT5Config)
@@ -218,15 +236,31 @@ def export_onnx(kind: str, original: Original, folder: Path) -> tuple[dict, str]
     model.generation_config.save_pretrained(folder)
     model.generation_config = own
     save_tokenizer(original.tokenizer, folder)
+    keep_spaces(original.tokenizer, folder)
     result = compare_whole(kind, original, folder)
     result["megabytes"] = round(sum(file.stat().st_size for file in (folder / "onnx").iterdir()) / 1e6, 1)
-    return result, described_comparison(result) + beams_left_out(original.num_beams, own.num_beams)
+    return result, described_comparison(result) + settings_left_out(original.num_beams, own)
 
 
-def beams_left_out(of_task: int | None, of_model: int | None) -> str:
-    """The end of the line about the format, where the task's evaluation or the model's settings search with beams."""
-    beams = of_task or of_model or 1
-    return f"; Transformers.js leaves out num_beams {beams} and answers greedily" if beams > 1 else ""
+def keep_spaces(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Says in tokenizer_config.json whether decoding takes the spaces before punctuation out. transformers 5 does not
+    and does not say so; Transformers.js 4.3 does unless the file says otherwise."""
+    path = folder / "tokenizer_config.json"
+    content = read_json(path)
+    content["clean_up_tokenization_spaces"] = bool(tokenizer.clean_up_tokenization_spaces)
+    write_json(path, dict(sorted(content.items())))
+
+
+def settings_left_out(beams_of_task: int | None, settings: GenerationConfig) -> str:
+    """The end of the line about the format: what the task's evaluation or the model's settings search with, and
+    Transformers.js 4.3 passes over without a word; "" for greedy answers."""
+    beams = beams_of_task or settings.num_beams or 1
+    left_out = [f"num_beams {beams}"] if beams > 1 else []
+    for name, idle in NOT_IN_TRANSFORMERS_JS.items():
+        value = getattr(settings, name, None)
+        if value not in (None, idle):
+            left_out.append(f"{name} {value}")
+    return f"; Transformers.js leaves out {', '.join(left_out)}" if left_out else ""
 
 
 def compare_whole(kind: str, original: Original, folder: Path) -> dict:

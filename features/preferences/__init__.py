@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from constants import PREFERENCE_METRICS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.words import listed
@@ -24,6 +23,10 @@ if TYPE_CHECKING:
 # {kind: default of beta}, as in the papers and TRL; SimPO's default is that of its authors' code.
 BETAS = {"dpo": 0.1, "ipo": 0.1, "simpo": 2.0, "kto": 0.1}
 SIMPO_GAMMA = 0.5
+
+# What an evaluation of preferences measures besides the task's metrics; the training logs have all but the loss.
+PREFERENCE_METRICS = ("preference_accuracy", "reward_margin", "chosen_log_probability", "rejected_log_probability")
+PREFERENCE_METRICS += ("preference_loss",)
 
 OTHER_ANSWER = "answer to another prompt"  # the column that `with_other_answers` adds to unpaired rows
 _COLUMNS = ("rejected_column", "desirable_column")

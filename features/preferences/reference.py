@@ -15,8 +15,8 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from transformers import PreTrainedModel, Seq2SeqTrainer, TrainerState, TrainingArguments
 
-from constants import IGNORE_INDEX, PREFERENCE_METRICS
-from features.preferences import AnswerMeasures
+from constants import IGNORE_INDEX
+from features.preferences import PREFERENCE_METRICS, AnswerMeasures
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.processes import print_once
@@ -101,22 +101,22 @@ class PreferenceCallback(SumsCallback):
         super().__init__(trainer, len(SUMS))
         self.preference = preference
 
-    def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """The number of rows in all micro-batches and ranks of this optimizer step, by which its loss is divided.
-
-        batches: this rank's micro-batches of the step. For kto, whose rows are unpaired, their answers to other prompts
-        are replaced by "divergence": its estimate from those answers in the whole step, as if it were one batch.
-        """
+    def change_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        """Counts the rows. For kto, whose rows are unpaired, their answers to other prompts are replaced by
+        "divergence": its estimate from those answers in the whole step, as if it were one batch."""
         total = torch.zeros(2, device=self.trainer.args.device)
         for batch in batches:
             counted = batch["labels"].ne(IGNORE_INDEX).any(1)
             total[0] += counted.sum()
             if self.preference.is_unpaired:
                 total[1] += (self._of_other_answers(batch) * counted).sum()
-        rows, divergence = self.trainer.accelerator.reduce(total, "sum")
+        self.rows, divergence = self.trainer.accelerator.reduce(total, "sum")
         for batch in batches if self.preference.is_unpaired else ():
-            batch["divergence"] = (divergence / rows).clamp(min=0)
-        return rows
+            batch["divergence"] = (divergence / self.rows).clamp(min=0)
+
+    def divisor(self, _batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The number of rows in all micro-batches and ranks of the step."""
+        return self.rows
 
     @torch.no_grad()
     def _of_other_answers(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:

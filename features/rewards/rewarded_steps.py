@@ -80,9 +80,8 @@ class RewardCallback(SumsCallback):
         self.steps, self.seconds, self.tokens = 0, np.zeros(2), np.zeros(2)  # of drawing answers, and of the rest
 
     # ------------------------------------------------------------ a step
-    def begin_step(self, batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
-        """Adds answers and their rewards to the micro-batches of this rank, and returns the number of rows in all
-        micro-batches and ranks of the step, by which its loss is divided."""
+    def change_batches(self, batches: list[dict[str, torch.Tensor]]) -> None:
+        """Adds answers and their rewards to the micro-batches of this rank, and the step's target tokens."""
         self.began, step = time.perf_counter(), self.trainer.state.global_step
         if step % self.method.updates and len(self.kept) == len(batches):
             for batch, kept in zip(batches, self.kept, strict=True):
@@ -96,10 +95,13 @@ class RewardCallback(SumsCallback):
         for batch in batches:
             counted = batch["labels"].ne(IGNORE_INDEX)
             total += torch.stack([counted.any(1).sum(), counted.sum()])
-        rows, tokens = self.trainer.accelerator.reduce(total, "sum")
+        self.rows, tokens = self.trainer.accelerator.reduce(total, "sum")
         for batch in batches:
             batch["target_tokens"] = tokens
-        return rows
+
+    def divisor(self, _batches: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+        """The number of rows in all micro-batches and ranks of the step."""
+        return self.rows
 
     def _add_answers(self, batches: list[dict[str, torch.Tensor]]) -> None:
         method, greedy = self.method, self.method.kind == "scst"

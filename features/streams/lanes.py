@@ -36,6 +36,7 @@ from foundry.common.reports import read_json
 from foundry.common.words import listed
 from foundry.corpora.chunks import LANES, readers_of, shares
 from foundry.corpora.own_ids import is_blank, with_eos
+from foundry.training.own_stream import OwnStream
 
 OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
 ALL_LANES = 2**14  # most lanes of all corpora together
@@ -292,7 +293,7 @@ class MixedLane:
         return np.bincount(turns, minlength=len(self.lanes))
 
 
-class StreamDataset(torch.utils.data.IterableDataset):
+class StreamDataset(OwnStream):
     """This rank's share of each batch, without end. Each item of a worker is (the worker's examples of the next batch,
     the states of its lanes that have changed).
 
@@ -333,7 +334,6 @@ class StreamDataset(torch.utils.data.IterableDataset):
         self.fingerprint = fingerprint([c.fingerprint for c, _ in corpora])
         self.older_fingerprint = fingerprint([c.older_fingerprint or c.fingerprint for c, _ in corpora])
         self.next_example, self.lane_states = 0, {}
-        self.loader_in_use: StreamLoader | None = None
 
     @classmethod
     def of_run(
@@ -474,10 +474,6 @@ class StreamDataset(torch.utils.data.IterableDataset):
         """Writes the place that this rank has reached into a checkpoint."""
         path = folder / f"stream_state_{self.rank}.json"
         path.write_text(json.dumps(self.loader_in_use.state) + "\n", encoding="utf-8")
-
-    def examples_of_step(self, step: int, batch: int) -> list[int]:
-        """Numbers of the examples in the global batch of a step (from 0)."""
-        return list(range(step * batch, (step + 1) * batch))
 
 
 class StreamLoader(torch.utils.data.DataLoader):

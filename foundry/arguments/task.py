@@ -4,12 +4,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from constants import DATASET_VALS
-from features import task_features
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, option
 from foundry.common.processes import cores_here
 from foundry.common.words import comma_words, did_you_mean
+from foundry.features import task_features
 
 OWN = "pairs"  # the task of a user's own pairs, in --dataset_name and before its metrics in a mixture
 # {record shape: the columns by which it is recognised}, in the order in which they are tried. In PAIR_SHAPES the two

@@ -170,10 +170,10 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
-    keep_less: bool = option(
-        True,
+    keep_less: bool | None = option(
+        None,
         "Uncompiled layers compute again what is cheap: with dropout 0.1 on a CPU, eager 0.27 of the bytes in 1.15 "
-        "of the time, sdpa 0.22 in 0.92. false: transformers' layers.",
+        "of the time, sdpa 0.22 in 0.92. Not set: on a CPU. false: transformers' layers.",
     )
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -288,6 +288,8 @@ def _fit_to_machine(args: T5TrainingArguments) -> None:
     take_from_accelerate(args)
     if args.bf16 is None:
         args.bf16 = not args.use_cpu and has_bf16()
+    if args.keep_less is None:  # no GPU has timed it
+        args.keep_less = args.use_cpu and not args.assume_gpu
 
 
 def has_bf16() -> bool:

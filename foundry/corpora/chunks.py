@@ -59,7 +59,26 @@ def longest_first(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- data sets
-class Examples(torch.utils.data.Dataset):
+class RowSampler(torch.utils.data.Sampler):
+    """An order of row numbers. group: an epoch has a multiple of so many rows. num_examples: of the data set, of which
+    number n is example n % num_examples; 0: this is not known."""
+
+    group = 1
+    num_examples = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begins an epoch, which may have another order."""
+
+
+class OrderedRows:
+    """A data set that has an order of its own."""
+
+    def sampler(self, seed: int, batch: int, in_order: bool = False) -> RowSampler:
+        """The order of a training. batch: rows of a global batch. in_order: not at random."""
+        raise NotImplementedError
+
+
+class Examples(OrderedRows, torch.utils.data.Dataset):
     """Examples by number. A subclass has `__len__`, `__getitems__`, and `tokens_length`: mean raw tokens of one."""
 
     tokens_length: float
@@ -156,7 +175,7 @@ def _stride(size: int) -> int:
 
 
 # ---------------------------------------------------------------- order
-class EpochSampler(torch.utils.data.Sampler):
+class EpochSampler(RowSampler):
     """A new order of all examples in every epoch, a function of (seed, epoch) alone; all ranks draw the same.
 
     group: size of a global batch. An epoch has only whole ones, and leaves out a rest, other examples in each epoch.

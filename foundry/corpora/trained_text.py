@@ -23,7 +23,7 @@ import numpy as np
 from constants import TASK_RECORD
 from foundry.common.digests import PIECE_BYTES, kept_digests
 from foundry.common.errors import UserError
-from foundry.common.reports import first_line, read_json
+from foundry.common.reports import first_line, is_of, read_json
 from foundry.common.whole_folders import patiently
 
 TRAINED_TEXT = "trained_text.npz"
@@ -112,10 +112,11 @@ def earlier_run(model: str | None) -> EarlierRun | None:
     if not places or (folder / TASK_RECORD).is_file():
         return None
     run, path, text = read_json(places[0] / "run.json"), places[0] / TRAINED_TEXT, None
-    if not isinstance(run, dict) or "objective" not in run.get("arguments", {}):
+    if not is_of(run.get("arguments"), dict) or "objective" not in run["arguments"]:
         return None
     if path.is_file():
         try:
+            check_arrays(path, ("documents", "streamed"))
             with np.load(path, allow_pickle=False) as file:
                 documents, streamed = file["documents"], file["streamed"]
             text = TrainedText(documents.astype(np.uint32, casting="safe"), frozenset(streamed.tolist()))
@@ -124,13 +125,33 @@ def earlier_run(model: str | None) -> EarlierRun | None:
                 f"{path}: cannot be read ({first_line(error)}). Without this file nobody knows what {model} was "
                 "trained on: delete it, and give text that is new with --validation_file"
             ) from None
-    counts = {split: count for split, count in run.get("examples", {}).items() if isinstance(count, int)}
-    return EarlierRun(str(model), run["arguments"], run.get("fingerprints", {}), counts, text)
+    examples, fingerprints = (run[name] if is_of(run.get(name), dict) else {} for name in ("examples", "fingerprints"))
+    counts = {split: count for split, count in examples.items() if isinstance(count, int)}
+    return EarlierRun(str(model), run["arguments"], fingerprints, counts, text)
+
+
+def check_arrays(path: Path, names: Sequence[str]) -> None:
+    """ValueError, before numpy takes memory for them, unless each of these arrays of an .npz file is a list that the
+    file really holds, uncompressed."""
+    with zipfile.ZipFile(path) as archive:
+        for name in names:
+            info = archive.getinfo(f"{name}.npy")
+            if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
+                raise ValueError(f"{name} is compressed, or longer than the file")
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                read_header = np.lib.format.read_array_header_1_0
+                if version >= (2, 0):
+                    read_header = np.lib.format.read_array_header_2_0
+                shape, _, kind = read_header(member)
+                held = info.file_size - member.tell()
+            if len(shape) != 1 or shape[0] * kind.itemsize != held:
+                raise ValueError(f"{name} has the shape {shape}, and is no list of {held:,} bytes")
 
 
 def knows_earlier(checkpoint: str) -> bool:
     """Whether the run that saved this checkpoint knew of runs before it. Older versions of T5 Foundry did not."""
-    return "earlier" in read_json(Path(checkpoint).parent / "run.json").get("fingerprints", {})
+    return "earlier" in (read_json(Path(checkpoint).parent / "run.json").get("fingerprints") or ())
 
 
 def marks_of(origin: Sequence[Path] | str, cache: Path | None) -> list[str]:

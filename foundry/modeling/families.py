@@ -20,6 +20,7 @@ import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
 from features import MORE_FAMILIES
+from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 
 Window = tuple[int, int] | None  # (tokens before, tokens after) its own place that a token sees; None: all tokens
@@ -27,8 +28,7 @@ Window = tuple[int, int] | None  # (tokens before, tokens after) its own place t
 
 @dataclass(frozen=True)
 class Stack:
-    """Sizes of an encoder or a decoder, and what else takes memory in its layers: the norms of each part of a layer,
-    norms of queries and keys, whether scores have a soft cap, whether the softmax always runs in float32."""
+    """Sizes of an encoder or a decoder. norms: of each part of a layer."""
 
     layers: int
     width: int
@@ -38,9 +38,6 @@ class Stack:
     key_heads: int  # heads of keys and values; fewer than `heads` where several share them
     gated: bool
     norms: int = 1
-    query_norms: bool = False
-    caps_scores: bool = False
-    casts_scores: bool = False
 
     @property
     def inner(self) -> int:
@@ -147,13 +144,13 @@ class Family:
         tied, matrix = getattr(config, "scale_decoder_outputs", False), config.vocab_size * config.d_model
         return Shape(encoder, decoder, config.vocab_size, matrix if tied else 2 * matrix, tied=tied)
 
-    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:  # noqa: ARG002
-        """(queries, keys that each query sees, keys held in memory) of one row in the attention of an encoder layer."""
-        return source, source, source
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int]:  # noqa: ARG002
+        """(queries, keys that each query sees) of one row in the attention of an encoder layer."""
+        return source, source
 
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
         """FLOPs of an encoder layer's scores and weighted values in a forward pass: 4 S^2 I if all keys are seen."""
-        queries, keys, _ = self.encoder_attention(config, source)
+        queries, keys = self.encoder_attention(config, source)
         return 4 * queries * keys * self.shape(config).encoder.inner
 
     def configs(self, config: PreTrainedConfig) -> tuple:
@@ -206,11 +203,10 @@ class LongT5(Family):
         is_global = config.encoder_attention_type == "transient-global"
         return source // config.global_block_size if is_global else 0
 
-    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int, int]:
-        """(S', 3 b + G, (3 b + G) S' / b): each block holds its own copy of all keys that it sees."""
+    def encoder_attention(self, config: PreTrainedConfig, source: int) -> tuple[int, int]:
+        """(S', 3 b + G)."""
         block = config.local_radius + 1
-        blocks, keys = -(-source // block), 3 * block + self._global_tokens(config, source)
-        return blocks * block, keys, blocks * keys
+        return -(-source // block) * block, 3 * block + self._global_tokens(config, source)
 
     def encoder_attention_flops(self, config: PreTrainedConfig, source: int) -> int:
         """4 S' (3 b + G) I, and 4 G D I for the global tokens' K and V. Summing up a global token is not counted."""
@@ -244,7 +240,7 @@ _found: dict[str, Family] = {}  # a dictionary, which torch.compile can look int
 def families() -> dict[str, Family]:
     """{model_type: family}: FAMILIES, and those of the features."""
     if not _found:
-        _found.update(FAMILIES | {kind: load() for kind, load in MORE_FAMILIES.items()})
+        _found.update(FAMILIES | {kind: resolve(place) for kind, place in MORE_FAMILIES.items()})
     return _found
 
 

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from foundry.modeling.families import is_tied, output_head
+from foundry.modeling.weights import is_added
 
 FORMS = ("float32", "bfloat16", "int8", "nf4")
 BLOCK, BLOCKS = 64, 256  # nf4: weights that share a scale, and scales that share a scale of their own
@@ -23,13 +24,14 @@ def reads_as_saved(form: str | None) -> bool:
 
 
 def frozen_layers(model: PreTrainedModel) -> dict[str, torch.nn.Linear]:
-    """{name: frozen linear layer}, whose matrix can take another form. LoRA's layers and a tied head are left out."""
+    """{name: frozen linear layer}, whose matrix can take another form. An adapter's layers and a tied head are
+    left out."""
     left_out = output_head(model) if is_tied(model) else None
     layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     return {
         name: layer
         for name, layer in layers.items()
-        if not (layer.weight.requires_grad or layer is left_out or ".lora_" in name)
+        if not (layer.weight.requires_grad or layer is left_out or is_added(name))
     }
 
 

@@ -56,11 +56,7 @@ class Learning(Feature):
         return None
 
     def callbacks(self, trainer: Any) -> list:
-        """TrainerCallbacks. One with `begin_step(batches)` returns by what the loss of the step is divided; one with
-        `count_batches(batches)` sees them without changing that; one with `state() -> dict` and `restore(state)` is
-        saved with a checkpoint, for each rank; one with `write(folder)` adds files to a checkpoint before the rest of
-        it is written, and may exchange the weights that are; one with `curves` names metrics that loss.png shows
-        too."""
+        """RunCallbacks (training/run_callback.py). One of all that are on may have a `divisor`."""
         return []
 
     def memory(self, args: Any) -> dict[str, int]:

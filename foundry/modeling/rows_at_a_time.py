@@ -19,7 +19,7 @@ def rows_to_score(config: PreTrainedConfig, source: int, target: int) -> int:
     """Number of rows of these source and target lengths for which no tensor of a forward pass exceeds LARGEST_TENSOR.
     The largest are the logits, the encoder's attention scores and its feed-forward layer's output."""
     shape, family = shape_of(config), family_of(config)
-    queries, keys, _ = family.encoder_attention(config, source)
+    queries, keys = family.encoder_attention(config, source)
     scores, wide = shape.encoder.heads * queries * keys, 2 * source * shape.encoder.feed_forward
     return max(1, LARGEST_TENSOR // max(target * shape.vocabulary, scores, wide))
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from features import ADAPTERS
+from foundry.common.by_name import resolve_all
 from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Adapter:
     config: str  # the file by which the folder is known
     weights: str
     holds: str  # what it holds, in words
+    added: str  # a part of the names of the weights that it adds to a model
 
     def root_of(self, name_or_path: str) -> str:
         """The checkpoint at the end of a chain of such folders; `name_or_path` itself if that is none. UserError for a
@@ -86,4 +88,9 @@ class Adapter:
 
 def adapters() -> list[Adapter]:
     """The kinds of folders that hold what was trained beside a checkpoint."""
-    return [load() for load in ADAPTERS]
+    return [adapter() for adapter in resolve_all(ADAPTERS)]
+
+
+def is_added(name: str) -> bool:
+    """Whether a weight or layer of this name is one that an adapter adds to a checkpoint's."""
+    return any(adapter.added in name for adapter in adapters())

@@ -3,8 +3,9 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from data_collator_t5 import find_sentinel_ids, is_byte_level
-from features import PACKINGS, denoiser_mixture
+from features import DENOISER_MIXTURE, PACKINGS
 from foundry.arguments.text import CHUNKS, PreTrainingDataArguments
+from foundry.common.by_name import resolve
 from foundry.corpora.own_ids import ids_offset
 from foundry.modeling.segment_masks import enable_packing
 from foundry.objectives.objective import Objective
@@ -14,8 +15,8 @@ from foundry.objectives.spans import SpanCorruption
 def objective_type(args: PreTrainingDataArguments) -> type[Objective]:
     """The class of the objective that the flags name."""
     if args.objective != "span_corruption":
-        return denoiser_mixture()
-    return SpanCorruption if args.packing == CHUNKS else PACKINGS[args.packing]()
+        return resolve(DENOISER_MIXTURE)
+    return SpanCorruption if args.packing == CHUNKS else resolve(PACKINGS[args.packing])
 
 
 def get_objective(

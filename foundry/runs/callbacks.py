@@ -42,6 +42,7 @@ from foundry.common.reports import (
     was_evaluated,
     write_aside,
 )
+from foundry.training.run_callback import RunCallback
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def metrics_until(path: Path, step: int, history: list[dict]) -> list[dict]:
 
 
 # ---------------------------------------------------------------- speed
-class ThroughputCallback(TrainerCallback):
+class ThroughputCallback(RunCallback):
     """Adds to the training logs (those with "loss") sequences_per_second, tokens_per_second, mfu, padding_share,
     peak_memory_gib and seconds_left.
 
@@ -142,7 +143,7 @@ class ThroughputCallback(TrainerCallback):
     flops_per_sequence: forward and backward; a number or, where lengths differ, a function of the (source, target)
     lengths of a batch's rows, which may hold several sequences. MFU includes the work on padding; padding_share is the
     fraction of padding in this rank's sources and targets. peak_flops: FLOP/s of all devices together. ranks: number of
-    ranks, by which this rank's counts are multiplied. T5Trainer calls count_batches with every batch.
+    ranks, by which this rank's counts are multiplied.
     """
 
     def __init__(

@@ -219,8 +219,10 @@ class TrainingRun(Run):
         rows["device"] = described_device(args)
         rows["frozen weights"] = self.decision.speed.forms
         parts = ", ".join(["weights", "gradients", "optimizer", *held(args.features, args)])
-        rows["memory"] = f"{human_bytes(needs.memory)} ({parts}), plus activations; "
-        rows["memory"] += f"{human_bytes(needs.memory_there)} available"
+        of_step = self.decision.speed.memory or "plus activations, which --dry_run counts"
+        rows["memory"] = (
+            f"{human_bytes(needs.memory)} ({parts}), {of_step}; {human_bytes(needs.memory_there)} available"
+        )
         rows["disk"] = human_bytes(needs.disk)
         if not args.save_total_limit and args.save_strategy != "no":
             rows["disk"] += " and all later checkpoints"
@@ -265,10 +267,7 @@ class TrainingRun(Run):
         peak = peak and peak * ranks
         callbacks = [ThroughputCallback(self.sequences, self.tokens_per_step, self._flops(), peak, ranks)]
         if is_first_process():
-            of_features = self.trainer.feature_callbacks
-            further: list[str] = []
-            for callback in of_features:
-                further += getattr(callback, "curves", ())
+            further = [name for callback in self.trainer.feature_callbacks for name in callback.curves]
             callbacks += [MetricsFileCallback(self.output_dir), LossCurveCallback(self.output_dir, further)]
             callbacks.append(T5ProgressCallback())
         if args.early_stopping_patience is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -22,6 +22,7 @@ from foundry.common.reports import markdown_table, side_file, was_evaluated, wri
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.objectives.objective import Objective
+from foundry.training.run_callback import RunCallback
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "masked", "filled in"]
@@ -42,7 +43,7 @@ def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: lis
     return " ".join(text.split())
 
 
-class SampleSections(TrainerCallback):
+class SampleSections(RunCallback):
     """A section of samples.md after each evaluation, of a subclass. A resumed run drops those after its step.
     show(name, columns, rows): called with the same rows, to send them to the trackers."""
 

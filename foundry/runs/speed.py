@@ -21,21 +21,12 @@ from transformers import PreTrainedModel, T5Config
 from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from foundry.common.processes import bf16_units, lacks_compiler, triton_lacks
-from foundry.model_t5 import count_parameters, dropout_of, flops_per_sequence, is_adapted, set_attention
+from foundry.model_t5 import flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.families import family_of, shape_of
-from foundry.modeling.forms import FORMS, weight_bytes
-from foundry.modeling.learning import Learning, held
+from foundry.modeling.forms import FORMS
 from foundry.modeling.weights import weights_of
-from foundry.runs.memory import (
-    RESERVE,
-    Gpu,
-    Launcher,
-    activation_bytes,
-    find_gpu,
-    find_launcher,
-    peaks_of,
-    state_bytes,
-)
+from foundry.runs.memory import Gpu, Launcher, find_gpu, find_launcher, peaks_of
+from foundry.runs.step_memory import NotCounted, StepMemory, StepSettings
 from foundry.training.checkpoints import run_of
 
 MOST_WORKERS = 8  # most data workers of a process
@@ -47,7 +38,6 @@ PREFETCHED = 4  # batches that a worker makes ahead
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as in the run that is resumed"
-DROPOUT_RESERVE = 0.25  # replaces RESERVE where activation_bytes does not count the masks of dropout
 BF16_ON_A_CPU = 256  # width from which a CPU with instructions for bfloat16 is faster in it (results/LOG.md)
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
@@ -69,32 +59,29 @@ class BatchLengths:
 class TrainingJob(BatchLengths):
     """What is trained, on which batches.
 
-    weights: shapes of the trained tensors. frozen: number of the weights that are not trained. attention: the model's
-    implementation so far; attention_is_given: whether --attn_implementation names it. steps: -1 if only epochs are
-    known. earlier: the flags that the run which is resumed has recorded; {} if none is. low_rank: whether the trained
-    tensors are small matrices beside frozen ones. has_decoder: otherwise the encoder reads sources and targets.
-    form: the form of frozen weights that a flag asks for, or None; frozen_bytes: {form: bytes of the frozen weights}.
+    model: perhaps without weights. attention: its implementation so far; attention_is_given: whether
+    --attn_implementation names it. steps: -1 if only epochs are known. earlier: the flags that the run which is resumed
+    has recorded; {} if none is. form: the form of frozen weights that a flag asks for, or None.
     """
 
-    config: T5Config
+    model: PreTrainedModel
     steps: int
-    dropout: float = 0.0
     attention: str = "sdpa"
-    weights: list[tuple[int, ...]] = field(default_factory=list)
-    earlier: dict = field(default_factory=dict)
-    frozen: int = 0
     attention_is_given: bool = False
-    low_rank: bool = False
-    has_decoder: bool = True
+    earlier: dict = field(default_factory=dict)
     form: str | None = None
-    frozen_bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def config(self) -> T5Config:
+        return self.model.config
 
 
 @dataclass(frozen=True)
 class Speed:
     """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
     tf32: whether float32 products use TF32. form: the form of frozen weights, or None.
-    forms: the text of `described_forms`, or None. described: the choices and their reasons, for the plan."""
+    forms: the text of `described_forms`, or None. memory: what a step needs, in a dry run. described: the choices and
+    their reasons, for the plan."""
 
     attention: str
     bf16: bool
@@ -106,10 +93,12 @@ class Speed:
     dataloader_prefetch_factor: int | None
     packing: bool | None = None
     bf16_residual: bool = False
+    keep_less: bool = False
     tf32: bool = False
     expandable_segments: bool = False
     form: str | None = None
     forms: str | None = None
+    memory: str | None = None
     described: str = "plain: nothing is chosen"
 
     def flags(self, args: T5TrainingArguments) -> dict[str, Any]:
@@ -134,6 +123,7 @@ _OF_FLAGS = (
     "dataloader_prefetch_factor",
     "packing",
     "bf16_residual",
+    "keep_less",
 )
 # Names of choices for which there is no flag.
 MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
@@ -174,7 +164,7 @@ def choose_settings(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher)
     ]
     if gpu is None and job.shapes == 1:
         rules.append(("bf16_residual", "bf16_residual", args.bf16_residual, _residual))
-    if job.low_rank:
+    if is_adapted(job.model):
         rules.insert(1, (FORM, "form", job.form, _form))
     if job.packable:
         rules.append(("packing", "packing", args.packing, _packing))
@@ -326,82 +316,49 @@ def _micro_batch(
         if gpu is None and earlier == asked:
             return None
         return earlier, RESUMED
-    bf16, attention = chosen["bf16"].value, chosen["attn_implementation"].value
-    form = chosen[FORM].value if FORM in chosen else "float32"
-    memory = launcher.memory
-    sizes = divisors_below(*asked)
-    if gpu is not None:
-        memory = gpu.memory
-        sizes = divisors_below(math.prod(asked), 1)
-    compiled = bool(chosen["torch_compile"].value)
-    room = memory * (1 - reserve_of(job, args, compiled))
-    for size, steps in sizes:
-        needed = needed_bytes(job, args, launcher, size, attention, bf16, form, gpu is None, compiled)
-        if needed <= room:
-            if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
-                return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
-            if gpu is None and (size, steps) == asked:
-                return None
-            need = f"{needed / 1e9:.0f} of {memory / 1e9:.0f} GB by the memory plan"
-            return (size, steps), f"{need}; the global batch stays"
-    return asked, f"by the memory plan one sequence is too much for {memory / 1e9:.0f} GB"
+    counts = StepMemory(gpu, job, args, launcher)
+    sizes = divisors_below(*asked) if gpu is None else divisors_below(math.prod(asked), 1)
+    try:
+        fitting = counts.fitting(sizes, _step_of({name: choice.value for name, choice in chosen.items()}, job))
+    except NotCounted as error:
+        return None if gpu is None else (asked, f"as asked: the memory of a step is not counted, {error}")
+    memory = f"{counts.available / 1e9:.0f} GB"
+    if fitting is None:
+        return asked, f"by the memory plan one sequence is too much for {memory}"
+    (size, steps), needed = fitting
+    if steps > 1 and args.torch_compile_mode in CUDA_GRAPHS:
+        return asked, f"--torch_compile_mode {args.torch_compile_mode} cannot accumulate gradients"
+    if gpu is None and (size, steps) == asked:
+        return None
+    return (size, steps), f"{needed / 1e9:.0f} of {memory} by the memory plan; the global batch stays"
 
 
-def keeps_less(job: TrainingJob, args, compiled: bool) -> bool:
-    """Whether the step's layers are those of modeling/recomputed.py."""
-    return args.keep_less and family_of(job.config).keeps_less and not compiled
-
-
-def reserve_of(job: TrainingJob, args, compiled: bool) -> float:
-    """The share of memory that the plan leaves free."""
-    return DROPOUT_RESERVE if job.dropout and not keeps_less(job, args, compiled) else RESERVE
-
-
-def needed_bytes(
-    job: TrainingJob,
-    args,
-    launcher: Launcher,
-    size: int,
-    attention: str,
-    bf16: bool,
-    form: str,
-    on_cpu: bool = False,
-    compiled: bool = False,
-) -> float:
-    """Bytes that a process needs for micro-batches of `size` sequences: gradients, optimizer states, activations and
-    teacher, on a GPU also the weights, which on a CPU are in memory already. form: of the frozen weights."""
-    states = state_bytes(launcher.sharding, job.config, job.weights, args.optim, launcher.processes, bf16)
-    fixed = states.gradients + states.optimizer + states.working + sum(held(args.features, args).values())
-    if not on_cpu:
-        frozen = job.frozen_bytes.get(form, 4 * job.frozen)
-        if launcher.sharding == "fsdp2":
-            frozen /= launcher.processes
-        fixed += frozen + states.weights
-    more = dict(on_cpu=on_cpu, z_loss=args.z_loss > 0, chunk=args.loss_chunk_size, frozen=job.frozen, form=form)
-    more |= dict(
-        low_rank=job.weights if job.low_rank else (),
-        logit_copies=sum(learning.logit_copies for learning in args.features.of(Learning)),
+def _step_of(values: dict[str, Any], job: TrainingJob) -> StepSettings:
+    """The step of the values that were chosen, for one sequence."""
+    return StepSettings(
+        1,
+        values["attn_implementation"],
+        bool(values["bf16"]),
+        values.get(FORM) or "float32",
+        compiled=bool(values["torch_compile"]),
+        bf16_residual=bool(values.get("bf16_residual")),
+        packed=bool(values.get("packing") or job.packed),
     )
-    more |= dict(checkpointing=args.activation_checkpointing, has_decoder=job.has_decoder)
-    more |= dict(keeps_less=keeps_less(job, args, compiled), dropout=job.dropout)
-    if not job.has_decoder:
-        fixed += activation_bytes(job.config, size, job.target, 0, attention, bf16, **more).stored
-    return fixed + activation_bytes(job.config, size, job.source, job.target, attention, bf16, **more).total
 
 
-def described_forms(gpu: Gpu, job: TrainingJob, args, launcher: Launcher, speed: Speed) -> str:
+def described_forms(memory: StepMemory, step: StepSettings) -> str:
     """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
     fit."""
-    room = gpu.memory * (1 - reserve_of(job, args, speed.torch_compile))
-    size, shown = speed.per_device_train_batch_size, []
-    forms = FORMS if speed.bf16 else ("float32", "int8", "nf4")
-    for form in forms:
-        needed = needed_bytes(
-            job, args, launcher, size, speed.attention, speed.bf16, form, compiled=speed.torch_compile
-        )
-        fits = "fits" if needed <= room else "does not fit"
+    shown = []
+    for form in FORMS if step.bf16 else ("float32", "int8", "nf4"):
+        try:
+            needed = memory.needed(step._replace(form=form))
+        except NotCounted as error:
+            shown.append(f"{form} is not counted ({error})")
+            continue
+        fits = "fits" if needed <= memory.room(step.compiled) else "does not fit"
         shown.append(f"{form} {needed / 1e9:.3g} GB {fits}")
-    return f"{', '.join(shown)}: of {gpu.memory / 1e9:.3g} GB, with a micro-batch of {size}"
+    return f"{', '.join(shown)}: of {memory.available / 1e9:.3g} GB, with a micro-batch of {step.size}"
 
 
 def divisors_below(micro_batch: int, accumulation_steps: int) -> list[tuple[int, int]]:
@@ -421,13 +378,22 @@ def decide_speed(job: TrainingJob, args) -> Speed:
     this."""
     gpu, launcher = find_gpu(args), find_launcher(args)
     speed = _decided(gpu, launcher, job, args)
-    if gpu is None or not job.low_rank or launcher.sharding != "ddp":
+    memory = StepMemory(gpu, job, args.replaced(keep_less=speed.keep_less), launcher)
+    values = vars(speed) | {"attn_implementation": speed.attention, FORM: speed.form}
+    accumulates = speed.gradient_accumulation_steps > 1
+    step = _step_of(values, job)._replace(size=speed.per_device_train_batch_size, accumulates=accumulates)
+    if args.dry_run:
+        speed = replace(speed, memory=memory.described(step))
+    if gpu is None or not is_adapted(job.model) or launcher.sharding != "ddp":
         return speed
-    return replace(speed, forms=described_forms(gpu, job, args, launcher, speed))
+    return replace(speed, forms=described_forms(memory, step))
 
 
 def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Speed:
     flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
+    if "keep_less" not in args.given:
+        flags["keep_less"] = job.earlier.get("keep_less", args.keep_less)
+    args = args.replaced(keep_less=flags["keep_less"])
     speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
     if args.speed == "plain":
         return speed
@@ -463,16 +429,10 @@ def job_of(
     attention: --attn_implementation. form: the form of frozen weights that the flags ask for, or None."""
     return TrainingJob(
         **vars(batches),
-        config=planned.config,
+        model=planned,
         steps=steps,
-        dropout=dropout_of(planned),
         attention=planned.config._attn_implementation,
         attention_is_given=attention is not None,
-        weights=[tuple(p.shape) for p in planned.parameters() if p.requires_grad],
-        frozen=count_parameters(planned) - count_parameters(planned, True),
-        low_rank=is_adapted(planned),
-        has_decoder=planned.can_generate(),
         form=form,
-        frozen_bytes={form: weight_bytes(planned, form, trained=False) for form in FORMS},
         earlier=run_of(checkpoint).get("arguments", {}),
     )

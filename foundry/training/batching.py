@@ -19,9 +19,9 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
-from features import task_features
 from foundry.arguments.training import FineTuningArguments
-from foundry.corpora.chunks import longest_first, row_lengths
+from foundry.corpora.chunks import RowSampler, longest_first, row_lengths
+from foundry.features import task_features
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.segment_masks import enable_packing
 
@@ -41,7 +41,7 @@ class FilledRows(torch.utils.data.ConcatDataset):
     the rest of a pass, which may need more of them.
     """
 
-    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: torch.utils.data.Sampler, spare: int = 0):
+    def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: RowSampler, spare: int = 0):
         first = rows[0]
         blank = first | {name: first[name][:1] for name in ("input_ids", "attention_mask") if name in first}
         blank |= {"labels": [IGNORE_INDEX]}
@@ -49,15 +49,14 @@ class FilledRows(torch.utils.data.ConcatDataset):
         self.order = FilledSampler(sampler, range(len(rows), len(rows) + filling))
 
 
-class FilledSampler(torch.utils.data.Sampler):
+class FilledSampler(RowSampler):
     """The row numbers of `sampler` in its order, then those of the filling, in every epoch."""
 
-    def __init__(self, sampler: torch.utils.data.Sampler, filling: range):
+    def __init__(self, sampler: RowSampler, filling: range):
         self.sampler, self.filling = sampler, filling
 
     def set_epoch(self, epoch: int) -> None:
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self.sampler) + len(self.filling)

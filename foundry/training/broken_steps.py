@@ -16,6 +16,7 @@ from transformers.trainer_utils import SaveStrategy
 from foundry.arguments.training import global_batch_size
 from foundry.common.errors import StreamError, UserError
 from foundry.common.processes import finish_process_group, is_first_process, say
+from foundry.corpora.chunks import RowSampler
 from foundry.training.row_order import worker_has_ended
 
 
@@ -75,7 +76,7 @@ def _say_error(text: str) -> None:
 def _save_before_step(trainer: Any) -> str:
     """Saves the state from before the step; returns a clause that says where the weights are."""
     if trainer.place_before is not None:
-        trainer.train_dataset.loader_in_use.state = trainer.place_before
+        trainer.train_dataset.place = trainer.place_before
     if trainer.args.save_strategy == SaveStrategy.NO:
         return "nothing was saved (--save_strategy no)"
     trainer._save_checkpoint(trainer.model_wrapped, None)
@@ -86,10 +87,11 @@ def _save_before_step(trainer: Any) -> str:
 def examples_of_step(trainer: Any, step: int) -> list[int]:
     """Numbers of the training examples in the global batch after this step (from 0); [] if the sampler is Trainer's."""
     size = global_batch_size(trainer.args)
-    if hasattr(trainer.train_dataset, "examples_of_step"):
-        return trainer.train_dataset.examples_of_step(step, size)
+    if trainer.rows.stream is not None:
+        first = trainer.place_before["next_example"]
+        return list(range(first, first + size))
     sampler = trainer.rows.order(batch=1)
-    if not hasattr(sampler, "num_examples"):
+    if not isinstance(sampler, RowSampler) or not sampler.num_examples:
         return []
     read = trainer.rows.read_at(step)
     sampler.set_epoch(read.epoch)

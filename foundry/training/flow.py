@@ -10,6 +10,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
 from foundry.common.processes import print_once
 from foundry.modeling.layers import checkpoint_blocks_only
+from foundry.training.run_callback import RunCallback
 
 
 class ResumeCallback(TrainerCallback):
@@ -55,7 +56,7 @@ class EpochCallback(TrainerCallback):
         if rows.goes_on_by_rows:
             state.epoch = rows.read.epoch + rows.read.of_epoch / rows.rows_of_pass
         else:
-            state.epoch = self.trainer.train_dataset.epochs_done()
+            state.epoch = rows.stream.epochs_done()
 
 
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
@@ -69,7 +70,7 @@ def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None
             print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
 
 
-class SumsCallback(TrainerCallback):
+class SumsCallback(RunCallback):
     """Sums what the model's forward passes return in training, for the log.
 
     sums: this rank's, since the last log. output: their name in the model's output. saved_as: in a checkpoint,
@@ -89,10 +90,6 @@ class SumsCallback(TrainerCallback):
 
     def state(self) -> dict:
         return {self.saved_as: self.sums.tolist()}
-
-    def texts(self) -> dict:
-        """What of its state holds texts of the data or token ids. It is saved where no upload takes it."""
-        return {}
 
     def restore(self, state: dict) -> None:
         self.sums = torch.tensor(state[self.saved_as], device=self.trainer.args.device)

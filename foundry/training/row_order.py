@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from transformers import TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
@@ -26,11 +26,20 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
 from foundry.common.processes import say
 from foundry.common.reports import read_json
-from foundry.corpora.chunks import EpochSampler, row_lengths
+from foundry.corpora.chunks import EpochSampler, OrderedRows, RowSampler, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
+from foundry.training.own_stream import OwnStream
 from foundry.training.preemption import SIGNALS
-from foundry.training.rows_read import RowsRead, end_of_pass, saved_rows, steps_of_rest, steps_to_come
+from foundry.training.rows_read import (
+    RowsRead,
+    SameBatch,
+    end_of_pass,
+    saved_batch,
+    saved_rows,
+    steps_of_rest,
+    steps_to_come,
+)
 
 
 class TrainingRows:
@@ -38,8 +47,9 @@ class TrainingRows:
     has come.
 
     begun_at: how far the run had come where this training begins, at step `begun_step`. goes_on_by_rows: whether
-    Trainer, which counts steps of the size that they have now, would begin elsewhere. reached: then, in a run of
-    passes, (`begun_step`, share of the run's rows that are read by then). trainer: the T5Trainer.
+    Trainer, which counts steps of the size that they have now, would begin elsewhere. same_batch: since when the
+    batches have had their size. reached: in a run of passes whose batches had another size before, (`same_batch.step`,
+    share of the run's rows that were read by then). trainer: the T5Trainer.
     """
 
     def __init__(self, trainer: Any, collator: OneShapeCollator | PackingCollator | None):
@@ -51,6 +61,7 @@ class TrainingRows:
         self.begun_at = RowsRead()
         self.begun_step = 0
         self.goes_on_by_rows = False
+        self.same_batch = SameBatch(0, 0, RowsRead())
         self.reached: tuple[int, float] | None = None
 
     @property
@@ -61,12 +72,22 @@ class TrainingRows:
     def dataset(self) -> Any:
         return self.trainer.train_dataset
 
+    @property
+    def stream(self) -> OwnStream | None:
+        """The data set, if it keeps its own place."""
+        return self.dataset if isinstance(self.dataset, OwnStream) else None
+
+    @property
+    def place(self) -> dict | None:
+        """The place of a stream whose loader is in use."""
+        return None if self.stream is None else self.stream.place
+
     # ------------------------------------------------------------ loaders
     def loader(self) -> DataLoader:
         """The loader of an epoch, in an order that is the same for any number of ranks and workers. Rows without a
         label fill the last batch of all ranks. While there are data workers, it gives the numbers of rows, of which
         they make the batches. A stream has a loader of its own, as it is split over the ranks already."""
-        if hasattr(self.dataset, "loader"):
+        if self.stream is not None:
             return self._stream_loader() if self.workers is None else self.workers
         if self.goes_on_by_rows:
             return self._row_loader(self._rest_of_pass())
@@ -81,7 +102,7 @@ class TrainingRows:
         return batch_loader(self.trainer, rows, self.args.train_batch_size, order, collator)
 
     def _stream_loader(self) -> DataLoader:
-        return with_own_workers(self.dataset.loader(self.trainer.data_collator, self.args))
+        return with_own_workers(self.stream.loader(self.trainer.data_collator, self.args))
 
     def _training_rows(self, order: Sampler) -> tuple[Dataset, Sampler, Callable]:
         """The rows of training with those that fill its last batch, their order, and what makes batches of them."""
@@ -103,7 +124,7 @@ class TrainingRows:
         none is made later: a process that is forked while a thread of autograd or of gloo enters Python hangs."""
         if not self.args.dataloader_num_workers:
             return
-        if hasattr(self.dataset, "loader"):
+        if self.stream is not None:
             loader = self._stream_loader()
         elif isinstance(self.dataset, IterableDataset):
             workers = self.args.dataloader_num_workers
@@ -142,12 +163,17 @@ class TrainingRows:
     @cached_property
     def has_whole_batches(self) -> bool:
         """Whether a pass has only whole global batches, and leaves out a rest of the rows."""
-        return getattr(self.order(), "group", 1) > 1 or global_batch_size(self.args) == 1
+        return self.order().group > 1 or global_batch_size(self.args) == 1
 
     @cached_property
     def rows_of_pass(self) -> int | None:
         """Rows of a whole pass, its rest too; None for a stream."""
         return len(self.order(batch=1)) if self.counts_rows else None
+
+    @property
+    def begins_within_pass(self) -> bool:
+        """Whether this training goes on by rows, and behind the first rows of a pass."""
+        return self.goes_on_by_rows and self.begun_at.of_epoch > 0
 
     @property
     def read(self) -> RowsRead:
@@ -160,8 +186,8 @@ class TrainingRows:
         steps = step - self.begun_step
         if self.counts_rows:
             return self.begun_at.after(steps, batch, self.rows_of_pass, self.has_whole_batches)
-        loader = getattr(self.dataset, "loader_in_use", None)
-        total = self.begun_at.total + steps * batch if loader is None else loader.state["next_example"]
+        place = self.place
+        total = place["next_example"] if place else self.begun_at.total + steps * batch
         return replace(self.begun_at, total=total)
 
     def place_at(self, checkpoint: str | None) -> RowsRead:
@@ -178,25 +204,47 @@ class TrainingRows:
         if args.max_steps > 0:
             return args.max_steps
         pass_ = global_batch_size(args), self.rows_of_pass, self.has_whole_batches
-        return step_saved(checkpoint) + steps_to_come(self.place_at(checkpoint), args.num_train_epochs, *pass_)
+        since = self.same_batch_at(checkpoint)
+        return since.step + steps_to_come(since.read, args.num_train_epochs, *pass_)
+
+    def same_batch_at(self, checkpoint: str | None) -> SameBatch:
+        """Since when the run of a checkpoint has had batches of the present size; that checkpoint if it had others."""
+        batch = global_batch_size(self.args)
+        saved = saved_batch(checkpoint) if checkpoint else None
+        if saved and saved.batch == batch:
+            return saved
+        return SameBatch(step_saved(checkpoint), batch, self._begun(self.place_at(checkpoint)))
+
+    def _begun(self, read: RowsRead) -> RowsRead:
+        """The same place; in the next pass if fewer rows are left of this one than a batch that must be whole has."""
+        if self.counts_rows and not self._steps_of_rest(read):
+            return replace(read, epoch=read.epoch + 1, of_epoch=0)
+        return read
+
+    def _steps_of_rest(self, read: RowsRead) -> int:
+        return steps_of_rest(read, global_batch_size(self.args), self.rows_of_pass, self.has_whole_batches)
+
+    def _is_elsewhere(self, step: int, read: RowsRead) -> bool:
+        """Whether Trainer, which counts steps of the size that they have now, would take a run that has come to `read`
+        for elsewhere at this step."""
+        epoch, steps = divmod(step, max(1, self._steps_of_rest(RowsRead())))
+        return (epoch, steps * global_batch_size(self.args)) != (read.epoch, read.of_epoch)
 
     def find_place(self, checkpoint: str | None) -> None:
         """Finds where the training begins. Where Trainer, which counts steps of the size that they have now, would
         begin elsewhere, it goes on by rows."""
         self.begun_at = self.place_at(checkpoint)
         self.begun_step = step_saved(checkpoint)
+        self.same_batch = self.same_batch_at(checkpoint)
         self.goes_on_by_rows, self.reached = False, None
         if checkpoint is None or not self.counts_rows:
             return
-        batch, whole = global_batch_size(self.args), self.has_whole_batches
-        if not steps_of_rest(self.begun_at, batch, self.rows_of_pass, whole):  # fewer are left than a whole batch has
-            self.begun_at = replace(self.begun_at, epoch=self.begun_at.epoch + 1, of_epoch=0)
-        per_pass = max(1, steps_of_rest(RowsRead(), batch, self.rows_of_pass, whole))
-        epoch, steps = divmod(self.begun_step, per_pass)
-        self.goes_on_by_rows = (epoch, steps * batch) != (self.begun_at.epoch, self.begun_at.of_epoch)
-        if self.goes_on_by_rows and self.args.max_steps <= 0:
-            passes = self.begun_at.epoch + self.begun_at.of_epoch / self.rows_of_pass
-            self.reached = self.begun_step, passes / self.args.num_train_epochs
+        self.begun_at = self._begun(self.begun_at)
+        self.goes_on_by_rows = self._is_elsewhere(self.begun_step, self.begun_at)
+        since = self.same_batch
+        if self._is_elsewhere(since.step, since.read) and self.args.max_steps <= 0:
+            passes = since.read.epoch + since.read.of_epoch / self.rows_of_pass
+            self.reached = since.step, passes / self.args.num_train_epochs
 
     def _rest_of_pass(self) -> Sampler:
         """The order of the rows that are left of the pass in which the training begins."""
@@ -217,20 +265,20 @@ class TrainingRows:
         place["num_update_steps_per_epoch"] = math.ceil(len(loader) / self.args.gradient_accumulation_steps)
         return counted | place
 
-    def order(self, batch: int | None = None) -> Sampler:
+    def order(self, batch: int | None = None) -> RowSampler:
         """The sampler of training: an order of the rows that depends on the seed and the epoch alone. batch: rows of a
         global batch, by which a pass may end; None: that of the flags."""
         dataset = self.dataset
         batch = batch or global_batch_size(self.args)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy = self.args.train_sampling_strategy
-        has_sampler = hasattr(dataset, "sampler")
+        has_sampler = isinstance(dataset, OrderedRows)
         if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
             return dataset.sampler(seed, batch, in_order=True)
         if strategy == "group_by_length":
             return GroupedSampler(row_lengths(dataset).tolist(), seed, self.begun_at.group or batch)
         if strategy == "sequential":
-            return SequentialSampler(dataset)
+            return InOrderSampler(len(dataset))
         if has_sampler:
             return dataset.sampler(seed, batch)
         return EpochSampler(len(dataset), seed)
@@ -249,13 +297,12 @@ def batch_loader(trainer: Any, rows: Dataset, batch: int, order: Any, collator: 
 
 
 # ---------------------------------------------------------------- samplers
-class RestSampler(Sampler):
+class RestSampler(RowSampler):
     """The rows of one pass from row `first` of its order to row `end`. sampler: that of whole passes."""
 
-    def __init__(self, sampler: Sampler, epoch: int, first: int, end: int):
+    def __init__(self, sampler: RowSampler, epoch: int, first: int, end: int):
         self.sampler, self.first, self.end = sampler, first, end
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
+        sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
         return self.end - self.first
@@ -309,7 +356,7 @@ class Numbers:
         return self.numbers
 
 
-class GroupedSampler(LengthGroupedSampler):
+class GroupedSampler(RowSampler, LengthGroupedSampler):
     """Row numbers in an order in which `group` neighbouring rows have similar lengths. Every epoch has a new order, a
     function of (seed, epoch) alone: Trainer would draw it from dropout's random numbers, which differ by rank and after
     a resume (`T5Trainer._draw_by_rank`)."""
@@ -324,6 +371,19 @@ class GroupedSampler(LengthGroupedSampler):
     def __iter__(self) -> Iterator[int]:
         self.generator.manual_seed(int(np.random.default_rng([self.seed, self.epoch]).integers(2**63)))
         return super().__iter__()
+
+
+class InOrderSampler(RowSampler):
+    """The row numbers as they are."""
+
+    def __init__(self, rows: int):
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.rows))
 
 
 # ---------------------------------------------------------------- data workers

@@ -15,6 +15,7 @@ from pathlib import Path
 from foundry.common.reports import is_of, read_json
 
 SAVED_AS = "rows_read"  # in loss_state_*.json
+SINCE = "same_batch_since"  # in loss_state_*.json
 SEGMENTS = "sequences_from_step"  # in run.json: {step: rows of a global batch from there on}
 
 
@@ -82,6 +83,31 @@ def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: 
     epoch, steps = divmod(step, per_pass)
     end = end_of_pass(0, before, rows, whole)
     return RowsRead(epoch * end + steps * before, epoch, steps * before, before)
+
+
+@dataclass(frozen=True)
+class SameBatch:
+    """Since when a run's global batches have had `batch` rows: the step, and how far it had come.
+
+    A schedule over passes is counted from there, and so does not depend on the checkpoint from which the run goes on.
+    """
+
+    step: int
+    batch: int
+    read: RowsRead
+
+    def record(self) -> dict[str, int]:
+        """As a checkpoint keeps it."""
+        return {"step": self.step, "batch": self.batch} | self.read.record()
+
+
+def saved_batch(checkpoint: str) -> SameBatch | None:
+    """What the run of a checkpoint has saved of it; None: it is of a version that did not save it."""
+    saved = [read_json(path).get(SINCE) for path in sorted(Path(checkpoint).glob("loss_state_*.json"))]
+    if not saved or not is_of(saved[0], dict[str, int]):
+        return None
+    read = dict(saved[0])
+    return SameBatch(read.pop("step"), read.pop("batch"), RowsRead(**read))
 
 
 def segments_of(run: dict) -> list[tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel
 from transformers.trainer import OPTIMIZER_NAME, SCHEDULER_NAME, TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
@@ -33,6 +33,7 @@ from foundry.training.checkpoints import load_loss_state, rotate, save_loss_stat
 from foundry.training.optimizers import restore_schedule
 from foundry.training.resharding import float32_weights, load_state, put_weights, whole_state
 from foundry.training.rows_read import SAVED_AS as ROWS_READ
+from foundry.training.rows_read import SINCE
 
 if TYPE_CHECKING:
     from foundry.publishing.publication import Uploads
@@ -117,8 +118,7 @@ class CheckpointWriter:
         try:
             with self.full_disk_put_off():
                 for callback in trainer.feature_callbacks:
-                    if hasattr(callback, "write"):
-                        callback.write(aside)
+                    callback.write(aside)
             trainer.save_model(str(aside), _internal_call=True)
         finally:
             self.is_saving = False
@@ -128,8 +128,8 @@ class CheckpointWriter:
         if self._put_off:
             raise self._put_off
         self._write_losses(aside)
-        if hasattr(trainer.train_dataset, "save_place"):
-            trainer.train_dataset.save_place(aside)
+        if trainer.rows.stream is not None:
+            trainer.rows.stream.save_place(aside)
         for part in (*trainer.callback_handler.callbacks, trainer.control):
             if isinstance(part, ExportableState):
                 trainer.state.stateful_callbacks[type(part).__name__] = part.state()
@@ -139,9 +139,9 @@ class CheckpointWriter:
         trainer = self.trainer
         losses = {"running_loss": trainer._tr_loss.item(), "total_loss": trainer._total_loss_scalar}
         losses |= {"last_logged_step": trainer._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
-        losses[ROWS_READ] = trainer.rows.read.record()
+        losses |= {ROWS_READ: trainer.rows.read.record(), SINCE: trainer.rows.same_batch.record()}
         texts: dict = {}
-        for callback in filter(_has_state, trainer.feature_callbacks):
+        for callback in trainer.feature_callbacks:
             losses |= callback.state()
             texts |= callback.texts()
         save_loss_state(aside, self.args.process_index, losses, texts)
@@ -221,7 +221,7 @@ class CheckpointWriter:
             self.trainer._total_loss_scalar = state["total_loss"]
             self.trainer._globalstep_last_logged = state["last_logged_step"]
             self.owed_evaluation = state["owed_evaluation"]
-            for callback in filter(_has_state, self.trainer.feature_callbacks):
+            for callback in self.trainer.feature_callbacks:
                 callback.restore(state)
 
 
@@ -258,10 +258,6 @@ def load_optimizer(trainer: Any, folder: Path) -> None:
     options = load_state(trainer.model, trainer.optimizer.optimizer, folder / OPTIMIZER_NAME)
     place = torch.load(folder / SCHEDULER_NAME, weights_only=True)
     restore_schedule(trainer.optimizer, trainer.lr_scheduler, place, options)
-
-
-def _has_state(callback: TrainerCallback) -> bool:
-    return hasattr(callback, "state")
 
 
 def _tensors_of(folder: Path) -> dict[str, torch.Tensor]:

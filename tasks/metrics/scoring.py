@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
-from features import of_evaluation
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
 from foundry.corpora.reading import as_list
+from foundry.features import features_of
 from tasks.entry import TaskEntry
 from tasks.metrics import answers, general
 from tasks.metrics.comparison import Comparison
@@ -113,7 +113,7 @@ def _check_module(name: str, kind: str, where: str) -> None:
         module = _load_evaluate(name)
     except Exception as error:  # whatever a user's module or `evaluate` raises
         near = did_you_mean(name, METRICS)
-        for feature in of_evaluation():
+        for feature in features_of("evaluate_t5"):
             for flag in dataclasses.fields(feature):
                 if not near and issubclass(feature, Comparison) and flag.name.startswith(f"{name}_"):
                     near = f", but evaluate_t5.py has --{flag.name}"

@@ -84,6 +84,10 @@ launch.subprocess = SimpleNamespace(Popen=Fork, CalledProcessError=subprocess.Ca
 accelerate_cli.main()
 """
 # Saved while an epoch runs, evaluated at its end.
+_EPOCHS = "--max_steps -1 --num_train_epochs 1"
+_OWN_IDS = "--input_ids_column ids"
+_EVERY_THIRD = "--save_strategy steps --save_steps 3 --save_total_limit 99 --load_best_model_at_end false "
+_EVERY_THIRD += "--eval_strategy no --gradient_accumulation_steps 1 --logging_steps 1"
 BY_STEPS = ("--save_strategy", "steps", "--save_steps", "7", "--load_best_model_at_end", "false")
 
 
@@ -680,6 +684,34 @@ class RunTest(TestCase):
         for one, two in zip(whole["metrics"], other["metrics"], strict=True):
             for key in {"loss", "eval_loss"} & set(one):
                 self.assertAlmostEqual(one[key], two[key], places=4)
+
+    @parameterized.named_parameters(
+        ("pre_training", "pre_train", f"{_EPOCHS} --max_train_samples 40", 8),
+        ("steps", "pre_train", "--max_steps 11", 8),
+        ("own_ids", "pre_train", f"{_EPOCHS} --train_file {{folder}}/ids.jsonl {_OWN_IDS}", 8),
+        ("fine_tuning", "fine_tune", "--num_train_epochs 2", 16),
+        ("by_length", "fine_tune", "--num_train_epochs 1.5 --train_sampling_strategy group_by_length", 16),
+        ("data_workers", "fine_tune", "--num_train_epochs 1 --dataloader_num_workers 1", 16),
+        ("mixture", "mixture", "--num_train_epochs 1", 16),
+        ("stream", "pre_train_stream", "--max_steps 11", 8),
+        ("streamed_rows", "fine_tune_stream", "--max_steps 11", 16),
+    )
+    def test_a_run_that_goes_on_with_another_batch_is_resumed_exactly(self, script, flags, batch):
+        """It has half of the batch from step 3 on, and is killed after step 6."""
+        ids = np.random.default_rng(1).integers(20, 200, size=(97, 29)).tolist()
+        (self.workspace / "ids.jsonl").write_text("".join(json.dumps({"ids": row}) + "\n" for row in ids))
+        words = flags.format(folder=self.workspace).split()
+        flags = torture.changed(words, *_EVERY_THIRD.split())
+        self.run_to_end(*flags, "--per_device_train_batch_size", str(batch), script=script, output="before")
+        flags = [*flags, "--per_device_train_batch_size", str(batch // 2), "--resume_from_checkpoint"]
+        found = []
+        for before, output, step in (("before", "whole", 3), ("whole", "killed", 6)):
+            shutil.copytree(self.folder / before, self.folder / output)
+            for checkpoint in checkpoints_of(self.folder / output):
+                if checkpoint_step(checkpoint) > step:
+                    shutil.rmtree(checkpoint)
+            found.append(self.run_to_end(*flags, script=script, output=output))
+        self.assert_equal_runs(*found)
 
     def test_a_full_disk_keeps_the_last_checkpoint_and_the_run(self):
         save, calls = pre_train_t5.T5Trainer.save_model, []

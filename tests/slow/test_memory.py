@@ -1,7 +1,6 @@
-"""foundry/runs/memory.py: its formulas against what small models really hold, byte for byte where PyTorch tells.
+"""foundry/runs/counted.py and memory.py: counts and sums against what small models really hold, byte for byte.
 
-Saved tensors are counted with autograd's hooks, once for each storage; the peak of a step with the allocations that
-PyTorch's profiler reports; divided states in two gloo processes.
+Divided states are those of two gloo processes.
 """
 
 import contextlib
@@ -12,42 +11,33 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
-import zoo
 from absl.testing import parameterized
 from helpers import token_mean_loss
-from torch.profiler import ProfilerActivity, profile
-from transformers import AutoConfig
+from planned import memory_on_a_gpu
+from real_peaks import CASES, Case, arguments, new_model
+from transformers import default_data_collator
 from warm_python import warm_python
 
-from benchmarks.kept import kept_bytes
-from foundry.model_t5 import build_config, create_model, set_dropout
-from foundry.modeling.layers import checkpoint_blocks_only
-from foundry.modeling.loss import compute_loss_in_forward
+from foundry.model_t5 import build_config, create_model
+from foundry.runs import counted, step_memory
+from foundry.runs.counted import CountedAs, LiveBytes, pass_peaks, passes, prepare, update, update_bytes
 from foundry.runs.memory import (
     STRATEGIES,
-    activation_bytes,
     block_parameters,
     communication_bytes,
     matrix_parameters,
     state_bytes,
 )
-from foundry.trainer_t5 import set_up_step
+from foundry.trainer_t5 import T5Trainer
 from foundry.training.optimizers import optimizer_class_and_kwargs
 
 ROOT = Path(__file__).resolve().parents[2]
-# (batch, source, target, changes to the shape): wide and narrow, long and short, deep and shallow, gated and not.
-SHAPES = {
-    "square": (2, 24, 16, {}),
-    "long": (3, 96, 40, {}),
-    "wide": (4, 20, 20, dict(d_model=96, d_ff=320, num_heads=3, d_kv=24)),
-    "deep decoder": (2, 32, 48, dict(num_layers=1, num_decoder_layers=4)),
-    "many words": (4, 16, 32, dict(vocab_size=4096, d_model=32)),
-    "ungated": (2, 40, 24, dict(feed_forward_proj="relu")),
-}
 
 
 def small_config(**changes):
@@ -62,199 +52,76 @@ def batch_of(config, batch: int, source: int, target: int) -> tuple[dict, torch.
     return {"input_ids": ids, "decoder_input_ids": decoder_ids, "use_cache": False}, labels
 
 
-def saved_bytes(model, inputs: dict, labels: torch.Tensor, bf16: bool) -> tuple[int, torch.Tensor]:
-    """(bytes of all storages that autograd keeps for the backward pass, weights left out; the loss)."""
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    storages = {}
+class CountTest(parameterized.TestCase):
+    """tests/support/real_peaks.py compares the count with the memory of real processes (make torture)."""
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = (storage.nbytes(), tensor)  # the tensor: no address is used twice
-        return tensor
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
-    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        loss = token_mean_loss(model(**inputs), labels)
-    return sum(size for size, _ in storages.values()), loss
-
-
-class ActivationsTest(parameterized.TestCase):
-    def assert_near(self, formula: float, measured: float, share: float):
-        self.assertLess(abs(formula / measured - 1), share, f"formula {formula:,}, measured {measured:,}")
-
-    @parameterized.product(shape=tuple(SHAPES), bf16=(False, True))
-    def test_what_autograd_saves(self, shape, bf16):
-        batch, source, target, changes = SHAPES[shape]
-        config = small_config(**changes)
-        model = create_model(config, "eager").train()
-        inputs, labels = batch_of(config, batch, source, target)
-        measured, _ = saved_bytes(model, inputs, labels, bf16)
-        formula = activation_bytes(config, batch, source, target, "eager", bf16, on_cpu=True)
-        log_softmax = 4 * batch * target * config.vocab_size  # of formula.loss, the part that autograd saves
-        self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.02)
-
-    @parameterized.product(
-        shape=tuple(SHAPES),
-        bf16=(False, True),
-        attention=("eager", "sdpa"),
-        dropout=(0.0, 0.1),
-        checkpointing=(False, True),
+    @parameterized.parameters(
+        "less_sdpa",
+        "plain_sdpa_dropout",
+        "longt5_tglobal",
+        "lora_int8",
+        "checkpointing_plain_bf16",
+        "t5gemma_bf16",
+        "packed",
     )
-    def test_what_autograd_saves_of_layers_that_keep_less(self, shape, bf16, attention, dropout, checkpointing):
-        """As T5Trainer prepares a step that is not compiled."""
-        batch, source, target, changes = SHAPES[shape]
-        config = small_config(**changes)
-        model = create_model(config, attention).train()
-        set_dropout(model, dropout)
-        step = dict(torch_compile=False, bf16_residual=False, keep_less=True)
-        step |= dict(label_smoothing_factor=0.0, z_loss=0.0, loss_chunk_size=0)
-        set_up_step(model, SimpleNamespace(**step))
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            checkpoint_blocks_only(model)
-        inputs, labels = batch_of(config, batch, source, target)
+    def test_without_numbers_it_is_what_a_step_with_numbers_holds(self, name):
+        case = small(CASES[name])
+        args, how, planned = arguments(case), CountedAs(case.attention), new_model(case, "meta")
+        random = torch.get_rng_state()
+        found, of_update = pass_peaks(planned, args, case.batch, how), update_bytes(planned, args, how)
+        self.assertTrue(torch.equal(torch.get_rng_state(), random))
+        model, live = new_model(case), LiveBytes()
+        self.assertEqual(update(model, args, how, live), of_update)
+        model = new_model(case)
+        prepare(model, args, how)
+        self.assertEqual(passes(model, args, case.batch, how, live=LiveBytes()), found)
 
-        def forward() -> torch.Tensor:
-            with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-                return model(**inputs, labels=labels)["loss"]
+    @parameterized.parameters("checkpointing", "longt5_local", "t5gemma")
+    def test_many_layers_are_counted_with_few(self, name):
+        case = small(CASES[name])
+        args, how = arguments(case), CountedAs(case.attention)
+        model = new_model(case, "meta", dict(num_layers=4, num_decoder_layers=3))
+        exact = max(pass_peaks(model, args, case.batch, how).values())
+        with mock.patch.object(counted, "FEW_LAYERS", 4):
+            self.assertLess(abs(max(pass_peaks(model, args, case.batch, how).values()) / exact - 1), 0.01)
 
-        kept = kept_bytes(forward, model.parameters())
-        self.assertEqual(kept.weight_copies, 0)
-        job = config, batch, source, target, attention, bf16, checkpointing, True
-        formula = activation_bytes(*job, keeps_less=True, dropout=dropout)
-        log_softmax = 4 * batch * target * config.vocab_size
-        self.assert_near(formula.stored + log_softmax, kept.activations, 0.1 if checkpointing else 0.05)
+    @parameterized.parameters(dict(), dict(keep_less=False, bf16=True), dict(activation_checkpointing=True))
+    def test_it_is_what_the_trainer_s_step_holds(self, **flags):
+        """Two steps of two micro-batches."""
+        case = small(CASES["less_eager"])._replace(flags=flags)
+        args, model = arguments(case), new_model(case)
+        more = dict(gradient_accumulation_steps=2, max_steps=2, warmup_steps=0, save_strategy="no", eval_strategy="no")
+        more |= dict(output_dir=str(self.folder), disable_tqdm=True, dry_run=False, lr_scheduler_type="constant")
+        args = args.replaced(per_device_train_batch_size=case.batch.size, **more)
+        rows = [{name: row[0] for name, row in replace(case.batch, size=1).tensors("cpu").items()}] * 64
+        trainer = T5Trainer(model=model, args=args, train_dataset=rows, data_collator=default_data_collator)
+        live = LiveBytes()
+        live.begin(model)
+        with live, contextlib.redirect_stdout(None):
+            trainer.train()
+        how = CountedAs(case.attention, accumulates=True)
+        of_update, states = update_bytes(new_model(case, "meta"), args, how)
+        plan = max(of_update, states + max(pass_peaks(new_model(case, "meta"), args, case.batch, how).values()))
+        self.assertLess(abs(plan / max(live.peaks.values()) - 1), 0.02)
 
-    @parameterized.product(family=zoo.GEMMA, shape=("square", "long"), bf16=(False, True))
-    def test_what_autograd_saves_of_gemma(self, family, shape, bf16):
-        """The decoder narrower than the encoder where the family allows it. Rotary angles and masks are not counted."""
-        batch, source, target, _ = SHAPES[shape]
-        sizes = dict(hidden_size=64, head_dim=16, num_attention_heads=4, intermediate_size=96)
-        values = zoo.config_of(family, 640)
-        for one in (values["encoder"].get("text_config", values["encoder"]), values["decoder"]):
-            one.update(sizes)
-        values["decoder"] |= dict(hidden_size=48) if family == "t5gemma" else {}
-        config = AutoConfig.for_model(**values)
-        model = create_model(config, "eager").train()
-        inputs, labels = batch_of(SimpleNamespace(vocab_size=640), batch, source, target)
-        measured, _ = saved_bytes(model, inputs, labels, bf16)
-        formula = activation_bytes(config, batch, source, target, "eager", bf16)
-        log_softmax = 4 * batch * target * 640 + (formula.loss - batch * target * 640 * 12)
-        self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.05)
-
-    @parameterized.product(family=("longt5_local", "longt5_tglobal"), source=(96, 500), bf16=(False, True))
-    def test_what_autograd_saves_of_longt5(self, family, source, bf16):
-        """Its encoder sees neighbouring blocks: four times the memory for four times the length, not sixteen."""
-        sizes = dict(d_model=64, d_kv=16, d_ff=96, num_decoder_layers=2, dropout_rate=0.0, local_radius=15)
-        config = AutoConfig.for_model(**zoo.config_of(family, 640) | sizes)
-        model = create_model(config, "eager").train()
-        measured, _ = saved_bytes(model, *batch_of(config, 2, source, 16), bf16)
-        formula = activation_bytes(config, 2, source, 16, "eager", bf16)
-        log_softmax = 4 * 2 * 16 * config.vocab_size
-        self.assert_near(formula.stored + formula.weight_copies + log_softmax, measured, 0.1)
-
-    @parameterized.parameters("square", "long", "deep decoder")
-    def test_a_kernel_that_keeps_no_weights(self, shape):
-        """On a CPU sdpa has such a kernel for a bias without gradient, which masked rows have."""
-        batch, source, target, changes = SHAPES[shape]
-        config = small_config(**changes)
-        model = create_model(config, "sdpa").train()
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_("relative_attention_bias" not in name)
-        measured, _ = saved_bytes(model, *batch_of(config, batch, source, target), False)
-        formula = activation_bytes(config, batch, source, target, "sdpa", False)
-        log_softmax = 4 * batch * target * config.vocab_size
-        self.assert_near(formula.stored + log_softmax, measured, 0.05)
-        eager = activation_bytes(config, batch, source, target, "eager", False)
-        self.assertGreater(eager.stored, formula.stored)
-
-    @parameterized.product(shape=("square", "long", "deep decoder"), bf16=(False, True))
-    def test_checkpointing(self, shape, bf16):
-        batch, source, target, changes = SHAPES[shape]
-        config = small_config(**changes)
-        model = create_model(config, "eager").train()
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        for module in model.modules():
-            if hasattr(module, "relative_attention_num_buckets"):
-                module.gradient_checkpointing = False  # else transformers keeps zeros with a gradient
-        inputs, labels = batch_of(config, batch, source, target)
-        measured, _ = saved_bytes(model, inputs, labels, bf16)
-        formula = activation_bytes(config, batch, source, target, "eager", bf16, True, on_cpu=True)
-        log_softmax = 4 * batch * target * config.vocab_size
-        head = 2 * config.vocab_size * config.d_model if bf16 else 0  # the blocks' copies are made again
-        self.assert_near(formula.stored + head + log_softmax, measured, 0.1)
-
-    @parameterized.parameters("", "decoder_")
-    def test_a_layer_more_is_a_block_more(self, stack):
-        """A layer of a stack adds what the formula says, and a recomputed block is no smaller than the larger one."""
-        batch, source, target, _ = SHAPES["long"]
-        sizes = []
-        for layers in (1, 2):
-            config = small_config(**{f"num_{stack}layers": layers})
-            model = create_model(config, "eager").train()
-            sizes.append(saved_bytes(model, *batch_of(config, batch, source, target), False)[0])
-        configs = [small_config(**{f"num_{stack}layers": layers}) for layers in (1, 2)]
-        one, two = (activation_bytes(config, batch, source, target, "eager", False).stored for config in configs)
-        self.assert_near(two - one, sizes[1] - sizes[0], 0.02)
-        again = activation_bytes(small_config(), batch, source, target, "eager", False, checkpointing=True)
-        self.assertGreater(again.recomputed, sizes[1] - sizes[0])
-
-    @parameterized.product(
-        case=(
-            ("long", 0.0, 0),
-            ("wide", 0.0, 0),
-            ("many words", 0.0, 0),
-            ("many words", 1e-4, 0),
-            ("many words", 1e-4, 24),
-        ),  # shape, z-loss, chunk
-        checkpointing=(False, True),
-        bf16=(False, True),
+    @parameterized.parameters(
+        # family, form, compiled, GPU -> what the plan says beside the bytes
+        ("t5_v1_1", "float32", False, False, r"^\S+ \S+ at the peak of a step$"),
+        ("t5_v1_1", "float32", True, True, "^about .* uncompiled"),
+        ("flan_t5", "nf4", False, True, "^about .* int8"),
     )
-    def test_peak_of_a_step(self, case, checkpointing, bf16):
-        """The most memory between the start and the end of an accumulated micro-batch, on top of weights and
-        gradients: what the formula calls the total."""
-        shape, z_loss, chunk = case
-        batch, source, target, changes = SHAPES[shape]
-        batch *= 4
-        config = small_config(**changes)
-        model = create_model(config, "eager").train()
-        compute_loss_in_forward(model, z_loss=z_loss, chunk=chunk)
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        inputs, labels = batch_of(config, batch, source, target)
-
-        lengths, loss = (batch, source, target), dict(z_loss=z_loss > 0, chunk=chunk)
-        formula = activation_bytes(config, *lengths, "eager", bf16, checkpointing, on_cpu=True, **loss)
-        self.assert_near(
-            formula.total,
-            peak_of_micro_batch(model, inputs, labels, bf16),
-            0.25 if checkpointing else 0.15 if chunk else 0.1,
-        )
+    def test_what_is_not_counted_is_said(self, family, form, compiled, on_gpu, said):
+        case = small(CASES["less_eager"])._replace(family=family, lora=family == "flan_t5")
+        memory, step = memory_on_a_gpu(new_model(case, "meta"), 8)
+        if not on_gpu:
+            memory.gpu = None
+        self.assertRegex(memory.described(step._replace(form=form, compiled=compiled)), said)
+        with mock.patch.object(step_memory, "pass_peaks", side_effect=RuntimeError("no such kernel")):
+            self.assertIn("no such kernel", memory.described(step._replace(size=3)))
 
 
-def peak_of_micro_batch(model, inputs: dict, labels: torch.Tensor, bf16: bool) -> int:
-    """The most bytes that an accumulated micro-batch holds, on top of weights and gradients."""
-
-    def micro_batch() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            loss = model(**inputs, labels=labels)["loss"]
-        loss.backward()
-
-    micro_batch()  # the gradients are there
-    return peak_bytes(micro_batch)
-
-
-def peak_bytes(function) -> int:
-    """The most bytes that a call had allocated at a time, of those it allocated itself."""
-    with contextlib.redirect_stderr(None), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        function()
-    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+def small(case: Case) -> Case:
+    return case._replace(batch=replace(case.batch, size=2, source=48, target=8))
 
 
 class StatesTest(parameterized.TestCase):

@@ -202,6 +202,17 @@ class CachedTextTest(TestCase):
             self.assertBetween(of_other, 1, 10)
 
 
+class LastTokens(SpanCorruption):
+    """Masks the last tokens of a chunk instead of random spans."""
+
+    def __call__(self, examples):
+        tokens = torch.as_tensor(np.asarray(examples["input_ids"]).astype(np.int64))
+        eos = torch.full((len(tokens), 1), self.eos_id)
+        inputs = torch.cat([tokens[:, : self.inputs_length - 1], eos], dim=1)
+        labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
+        return {"input_ids": inputs, "labels": labels}
+
+
 class NewObjectiveTest(TestCase):
     """What CONTRIBUTING.md shows: an objective is one entry, or one class in a table of features/__init__.py."""
 
@@ -214,17 +225,7 @@ class NewObjectiveTest(TestCase):
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
     def test_a_class_in_the_table(self):
-        class LastTokens(SpanCorruption):
-            """Masks the last tokens of a chunk instead of random spans."""
-
-            def __call__(self, examples):
-                tokens = torch.as_tensor(np.asarray(examples["input_ids"]).astype(np.int64))
-                eos = torch.full((len(tokens), 1), self.eos_id)
-                inputs = torch.cat([tokens[:, : self.inputs_length - 1], eos], dim=1)
-                labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
-                return {"input_ids": inputs, "labels": labels}
-
-        with mock.patch.dict(PACKINGS, last=lambda: LastTokens):
+        with mock.patch.dict(PACKINGS, last=f"{__name__}:LastTokens"):
             self.check_rows()
 
     def check_rows(self):

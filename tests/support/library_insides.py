@@ -53,6 +53,9 @@ OVERRIDES = [
 INSIDES = [
     # a flag that takes JSON is read as transformers reads it; until transformers lists these flags publicly
     (["foundry/arguments/training"], ["_VALID_DICT_FIELDS"], "of TrainingArguments"),
+    # a step of shapes without numbers, whose memory is counted; until torch offers fake tensors publicly
+    (["foundry/modeling/recomputed"], ["_subclasses"], "of torch"),
+    (["foundry/runs/counted"], ["_subclasses", "_python_dispatch", "_pytree", "_local_scalar_dense"], "of torch"),
     # one process uses one GPU, not DataParallel; until transformers drops DataParallel
     (["foundry/arguments/training"], ["_n_gpu"], "of TrainingArguments"),
     # a field becomes a flag as in every script of transformers; until transformers offers this step publicly
@@ -101,6 +104,7 @@ INSIDES = [
     # public getter
     (
         [
+            "foundry/runs/counted",
             "foundry/runs/speed",
             "foundry/modeling/segment_masks",
             "foundry/modeling/loading",
@@ -134,6 +138,9 @@ INSIDES = [
     (["foundry/trainer_t5", "foundry/training/saving"], ["_total_loss_scalar"], "of Trainer"),
     # the same; and the loss of a step with a non-finite gradient is taken back; until the same
     (["foundry/trainer_t5", "foundry/training/saving", "foundry/training/broken_steps"], ["_tr_loss"], "of Trainer"),
+    # a run that goes on within a pass, in batches of another size, has the random numbers of the checkpoint after its
+    # loader drew one; until Trainer counts rows, not steps
+    (["foundry/trainer_t5"], ["_load_rng_state"], "of Trainer"),
     # an evaluation that a stopped run had to leave out is made by the run that resumes; until Trainer offers the step's
     # end by itself
     (["foundry/trainer_t5"], ["_maybe_log_save_evaluate"], "of Trainer"),

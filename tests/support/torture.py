@@ -13,7 +13,8 @@ has until SIGKILL.
 
 Runs are also told to stop at each place of STOPS, such as within an evaluation, and what the stop left out is made up
 for. Then the disk becomes full at each of the files that a run writes, each file of a checkpoint is damaged, and wrong
-flags and files are drawn (test_fuzz.py). The JSON counts the cases, those that ended as promised, and what else came.
+flags and files are drawn (test_fuzz.py), and peaks of memory compared (real_peaks.py). The JSON counts the cases, those
+that ended as promised, and what else came.
 (Tests import this module; pytest does not collect it.)
 """
 
@@ -57,6 +58,8 @@ preload(*OURS.split(), "wandb")  # its folders outlive a fork, which ends by os.
 SCRIPTS = {"pre_train": pre_train_t5.main, "fine_tune": fine_tune_t5.main, "mixture": fine_tune_t5.main}
 SCRIPTS |= {"preferences": fine_tune_t5.main, "rewards": fine_tune_t5.main}
 ANSWERS = 300  # random searches
+PEAKS = "longt5_local plain_sdpa_dropout lora_checkpointing t5gemma_bf16".split()  # cases of real_peaks.py
+PEAKS_OFF = 0.08
 # Figures of the machine, and of the time between two logs, which a resumed run starts again.
 TIMES = ("seconds", "runtime", "per_second", "mfu", "peak_memory_gib", "preparation_time", "seconds_left")
 TIMES += ("padding_share",)
@@ -619,12 +622,22 @@ def same_answers(folder: Path, seed: int, show=print) -> dict:  # noqa: ARG001 (
     return {"searches": ANSWERS, "failed": done.stdout[-3000:] if done.returncode else "", "others": wrong}
 
 
+def real_peaks(folder: Path, seed: int = 0, show=print) -> dict:  # noqa: ARG001 (nothing is drawn)
+    """Peaks of real processes are within PEAKS_OFF of the memory plan's counts. {"peaks"}."""
+    from real_peaks import compare
+
+    found = compare(PEAKS)
+    assert all(abs(row["off"]) <= PEAKS_OFF for row in found.values()), found
+    return {"peaks": len(found)}
+
+
 def main() -> None:
     others = {
         f"{name}_{script}": functools.partial(act, script=script)
         for name, act in (("full_disks", full_disks), ("damaged", damaged))
         for script in ("pre_train", "fine_tune")
     }
+    others["real_peaks"] = real_peaks
     others |= {f"stop_{name}": functools.partial(stopped, name=name) for name in STOPS}
     others["same_answers"] = same_answers
     names = [*KINDS, *others, "bad_inputs"]

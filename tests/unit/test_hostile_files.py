@@ -9,6 +9,7 @@ import shutil
 import signal
 import tempfile
 import time
+import zipfile
 from pathlib import Path
 from unittest import mock
 
@@ -24,6 +25,7 @@ from foundry.common.whole_folders import MANIFEST, damage, difference
 from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora import tokenizers
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from foundry.corpora.trained_text import earlier_run
 from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run_folder
 from tasks.task_records import read_record
@@ -213,6 +215,50 @@ class TokenizerTest(TestCase):
         (self.folder / "own.model").write_bytes(proto.SerializeToString())
         with self.assertRaisesRegex(UserError, message):
             load_tokenizer(str(self.folder / "own.model"))
+
+
+class TrainedTextTest(TestCase):
+    """The record of what a model was trained on, beside a run.json, as somebody else may have left it."""
+
+    def write(self, documents: np.ndarray | bytes, save=np.savez) -> None:
+        path = self.folder / "trained_text.npz"
+        save(path, documents=np.zeros(0, np.uint32), streamed=np.zeros(0, "<U64"))
+        if isinstance(documents, np.ndarray):
+            save(path, documents=documents, streamed=np.zeros(0, "<U64"))
+            return
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("documents.npy", documents)
+            archive.writestr("streamed.npy", documents)
+
+    def header(self, shape: str) -> bytes:
+        text = f"{{'descr': '<u4', 'fortran_order': False, 'shape': {shape}, }}"
+        text = text.ljust(117) + "\n"
+        return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+    def test_arrays_that_no_run_has_written(self):
+        (self.folder / "run.json").write_text('{"arguments": {"objective": "span_corruption"}}')
+        for made in (
+            lambda: self.write(np.zeros((3, 4), np.uint32)),
+            lambda: self.write(self.header("(10000000000,)") + b"1234"),
+            lambda: self.write(self.header("(1,)") + b"12345678"),
+            lambda: self.write(np.zeros(2**16, np.uint32), save=np.savez_compressed),
+            lambda: self.write(b"no array"),
+        ):
+            made()
+            with self.assertRaisesRegex(UserError, "trained_text.npz: cannot be read"):
+                earlier_run(str(self.folder))
+        self.write(np.array([3, 5], np.uint32))
+        self.assertEqual(earlier_run(str(self.folder)).text.documents.tolist(), [3, 5])
+
+    @parameterized.parameters(
+        {"arguments": ["objective"]},
+        {"arguments": {"objective": "span_corruption"}, "fingerprints": "text", "examples": [3]},
+    )
+    def test_a_run_json_of_other_types(self, **run):
+        (self.folder / "run.json").write_text(json.dumps(run))
+        found = earlier_run(str(self.folder))
+        if found is not None:
+            self.assertEqual((found.fingerprints, found.documents), ({}, {}))
 
 
 class PlotTest(TestCase):

@@ -11,6 +11,7 @@ from foundry.features import Features
 from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm
 from foundry.training.checkpoints import check_resumed
+from foundry.training.run_callback import RunCallback, callbacks_of
 
 
 @dataclasses.dataclass
@@ -50,6 +51,30 @@ class LossesTest(parameterized.TestCase):
     def test_a_loss_without_a_part_in_it_is_refused(self, one, other):
         with self.assertRaisesRegex(UserError, "one of them replaces the loss in which the others have a part"):
             losses_of(Features([one, other]), None, None)
+
+
+class Counts(RunCallback):
+    def divisor(self, batches):
+        return len(batches)
+
+
+@dataclasses.dataclass
+class Dividing(Whole):
+    """A way of learning whose loss is divided by a count of its own."""
+
+    def callbacks(self, _trainer):
+        return [Counts(), RunCallback()]
+
+
+class Rows(Dividing):
+    __module__ = "features.rows"
+
+
+class CallbacksTest(parameterized.TestCase):
+    def test_one_feature_says_by_what_the_loss_is_divided(self):
+        self.assertLen(callbacks_of(Features([Term(), Rows(), Whole()]), None), 2)
+        with self.assertRaisesRegex(UserError, "rows, test_learning: each"):
+            callbacks_of(Features([Rows(), Dividing()]), None)
 
 
 class ResumedTest(parameterized.TestCase):

@@ -22,6 +22,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig,
 import predict_t5
 from features import FORMATS
 from foundry.arguments.task import SHAPES
+from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
 from foundry.corpora.tokenizers import load_tokenizer
@@ -45,7 +46,7 @@ def write_format(export: Path, kind: str, model: PreTrainedModel) -> None:
     """Writes the model in the format of a backend into its folder of an export."""
     shutil.rmtree(export / kind, ignore_errors=True)
     original = Original(model, load_tokenizer(str(export)), [], Answers([], []))
-    found, _ = FORMATS[kind]().write(kind, original, export / kind)
+    found, _ = resolve(FORMATS[kind]).write(kind, original, export / kind)
     write_json(export / kind / COMPARISON, found)
 
 

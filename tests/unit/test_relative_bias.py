@@ -6,15 +6,47 @@ Hermetic; about 10 s.
 import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
-from test_attention_t5 import batch, gradients, tiny
 from test_host_waits import Calls
-from transformers import UMT5Config
+from transformers import T5Config, UMT5Config
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from foundry.model_t5 import build_config
+from foundry.model_t5 import build_config, create_model
 from foundry.modeling.layers import diagonal_sums, sum_bias_by_diagonals
 
 FLOAT64 = torch.float64
+SHAPES = dict(vocab_size=96, d_model=24, d_kv=8, d_ff=40, num_heads=3, num_layers=3, num_decoder_layers=2)
+
+
+def tiny(implementation: str, config: type = T5Config, **changes):
+    """A model with fixed random weights in float64; every bias and every weight matters."""
+    torch.manual_seed(0)
+    values = SHAPES | dict(feed_forward_proj="gated-gelu", dropout_rate=0.0, decoder_start_token_id=0) | changes
+    model = create_model(config(**values), implementation).double().train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    return model
+
+
+def batch(source: int, target: int, padded: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(source)
+    result = dict(
+        input_ids=torch.randint(2, 96, (3, source), generator=generator),
+        labels=torch.randint(2, 96, (3, target), generator=generator),
+    )
+    if padded:
+        result["attention_mask"] = (torch.arange(source) < torch.tensor([source, 3, source - 2])[:, None]).long()
+        result["labels"][1, target // 2 :] = -100
+        result["decoder_attention_mask"] = (
+            torch.arange(target) < torch.tensor([target, target // 2, target])[:, None]
+        ).long()
+    return result
+
+
+def gradients(model, loss) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def attention_modules(decoder: bool, dtype=FLOAT64) -> tuple[T5Attention, T5Attention]:

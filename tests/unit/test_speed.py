@@ -1,6 +1,5 @@
 """Tests of foundry/runs/speed.py: what is chosen for which machine as a table, and that flags and a resumed run win."""
 
-import math
 import multiprocessing
 import os
 from unittest import mock
@@ -8,21 +7,31 @@ from unittest import mock
 import torch
 from absl.testing import parameterized
 from helpers import OVERRIDES, SHAPE, argv_of, run_main, sentences
-from transformers import LongT5Config
+from transformers import LongT5Config, PreTrainedModel
 
 import pre_train_t5
-from benchmarks.measure import parameter_shapes
 from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
 from foundry.common import processes
 from foundry.common.reports import read_json
-from foundry.model_t5 import build_config, create_model, set_attention
+from foundry.model_t5 import build_config, create_model, set_attention, set_dropout, train_only
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
-from foundry.runs.speed import BatchLengths, SpeedChoice, TrainingJob, choose_settings, decide_speed, use_speed
+from foundry.runs.speed import SpeedChoice, TrainingJob, choose_settings, decide_speed, use_speed
+from foundry.runs.step_memory import StepMemory
 
 BASE = build_config("t5-v1_1-base", None)
 LONGT5 = LongT5Config()
-JOB = dict(config=BASE, source=512, target=114, shapes=1, steps=65_536, weights=parameter_shapes(BASE))
+
+
+def planned(config, dropout: float = 0.0) -> PreTrainedModel:
+    """A model without weights."""
+    with torch.device("meta"):
+        model = create_model(config)
+    set_dropout(model, dropout)
+    return model
+
+
+JOB = dict(model=planned(BASE), source=512, target=114, shapes=1, steps=65_536)
 
 
 def arguments(given: dict | None = None, **changes) -> PreTrainingArguments:
@@ -40,22 +49,46 @@ def chosen(
     return {choice.name: choice for choice in choices}
 
 
+class MicroBatchTest(parameterized.TestCase):
+    """What is chosen by counting (tests/slow/test_memory.py)."""
+
+    @parameterized.parameters(
+        # memory in GB, dropout, flags, weights that are trained -> sequences and accumulation steps of 32 x 4
+        (64, 0.0, {}, "", None),
+        (4, 0.0, {}, "", (8, 16)),
+        (2.5, 0.1, {}, "", (2, 64)),
+        (2.5, 0.1, dict(keep_less=False), "", (1, 128)),
+        (1, 0.0, {}, "", (32, 4)),
+        (1, 0.0, {}, "SelfAttention.q", (2, 64)),
+    )
+    def test_a_cpu_takes_fewer_sequences_at_a_time_where_memory_is_short(self, memory, rate, flags, trained, chosen_):
+        """Else the system would kill the run in its first step, without a word."""
+        model = planned(build_config("t5-v1_1-base", None, dict(num_layers=2, num_decoder_layers=2)), rate)
+        train_only(model, trained)
+        with mock.patch.object(speed, "bf16_units", lambda: None):
+            found = chosen(None, flags, Launcher(memory=1e9 * memory), model=model).get("micro-batch")
+        self.assertEqual(found and found.value, chosen_)
+        if memory == 1 and not trained:
+            self.assertIn("one sequence is too much for 1 GB", found.reason)
+
+    @parameterized.parameters(("h200", (128, 1)), ("rtx4090", (32, 4)))
+    def test_a_gpu_takes_the_largest_that_fits(self, gpu, micro_batch):
+        self.assertEqual(chosen(gpu)["micro-batch"].value, micro_batch)
+
+
+@mock.patch.object(StepMemory, "fitting", lambda _, sizes, _step: (sizes[0], 1e9))
 class ChoiceTest(parameterized.TestCase):
     @parameterized.parameters(
-        # GPU -> bf16, compiled, micro-batch of 128 sequences, TF32
-        ("h200", True, True, (128, 1), True),
-        ("h100", True, True, (128, 1), True),
-        ("a100", True, True, (128, 1), True),
-        ("rtx4090", True, True, (32, 4), True),
-        ("l4", True, True, (32, 4), True),
-        ("t4", False, False, (16, 8), False),
+        # GPU -> bf16, compiled, TF32
+        ("h200", True, True, True),
+        ("l4", True, True, True),
+        ("t4", False, False, False),
     )
-    def test_pre_training_base(self, gpu, bf16, compiled, micro_batch, tf32):
+    def test_pre_training_base(self, gpu, bf16, compiled, tf32):
         found = chosen(gpu)
         self.assertEqual(found["bf16"].value, bf16)
         self.assertEqual(found["attn_implementation"].value, "sdpa")
         self.assertEqual(found["torch_compile"].value, compiled)
-        self.assertEqual(found["micro-batch"].value, micro_batch)
         self.assertEqual("float32 products" in found, tf32)
         self.assertEqual(found["dataloader_num_workers"].value, 8)
         for name in ("non_blocking", "expandable segments"):
@@ -102,11 +135,6 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, value)
         self.assertIn(reason, found.reason)
 
-    def test_transformers_layers_get_a_smaller_micro_batch(self):
-        given = [dict(torch_compile=False, keep_less=keep_less) for keep_less in (True, False)]
-        less, plain = (chosen("l4", flags, dropout=0.1)["micro-batch"].value for flags in given)
-        self.assertGreater(less[0], plain[0])
-
     def test_the_memory_is_what_is_free_on_the_fullest_gpu(self):
         """It was all that the GPU has: beside another program the micro-batch did not fit. What this process holds
         itself is free for it: once the model was there, its weights were counted twice."""
@@ -151,63 +179,35 @@ class ChoiceTest(parameterized.TestCase):
         self.assertIn(SpeedChoice("attn_implementation", "eager", "given"), found)
 
     def test_longt5_keeps_its_own_attention(self):
-        config = mock.Mock(wraps=BASE, model_type="longt5")
         args = arguments({"per_device_train_batch_size": 32}, assume_gpu="h200")
         found = {
             c.name: c.value
-            for c in choose_settings(find_gpu(args), TrainingJob(**JOB | dict(config=config)), args, Launcher())
+            for c in choose_settings(find_gpu(args), TrainingJob(**JOB | dict(model=planned(LONGT5))), args, Launcher())
         }
         self.assertEqual((found["attn_implementation"], found["torch_compile"]), ("sdpa", False))
-
-    @parameterized.parameters(
-        (math.inf, {}, {}, None),
-        (64e9, {}, {}, None),
-        (16e9, {}, {}, (16, 8)),
-        (8e9, {}, {}, (4, 32)),
-        (8e9, {"per_device_train_batch_size": 32}, {}, None),
-        (8e9, {}, dict(per_device_train_batch_size=32, gradient_accumulation_steps=4), None),
-        (64e9, {}, dict(per_device_train_batch_size=8, gradient_accumulation_steps=16), (8, 16)),
-        (1e9, {}, {}, (32, 4)),
-    )
-    def test_a_cpu_takes_fewer_sequences_at_a_time_where_memory_is_short(self, memory, given, earlier, micro_batch):
-        """Else the system would kill the run in its first step, without a word."""
-        with mock.patch.object(speed, "bf16_units", lambda: None):
-            found = chosen(None, given, Launcher(memory=memory), earlier=earlier).get("micro-batch")
-        self.assertEqual(found and found.value, micro_batch)
-        if memory == 1e9:
-            self.assertIn("one sequence is too much for 1 GB", found.reason)
 
     @parameterized.parameters((None, (8, 4)), ("reduce-overhead", (32, 1)))
     def test_cuda_graphs_do_not_accumulate(self, mode, micro_batch):
         """They write a forward pass's gradients over those of the one before."""
-        config = build_config("t5-v1_1-large", None)
-        args = FineTuningArguments(
-            output_dir=str(self.folder), report_to="none", dry_run=True, assume_gpu="rtx3090", torch_compile_mode=mode
-        )
-        args.optim, args.given = "adafactor", frozenset({"torch_compile_mode"} if mode else ())
-        job = TrainingJob(**JOB | dict(config=config, weights=parameter_shapes(config)))
-        found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher())}[
-            "micro-batch"
-        ]
-        self.assertEqual(found.value, micro_batch)
-        self.assertEqual("cannot accumulate gradients" in found.reason, mode is not None)
+        given = {"torch_compile_mode": mode} if mode else {}
+        with mock.patch.object(StepMemory, "fitting", lambda *_: ((8, 4), 20e9)):
+            args = FineTuningArguments(
+                output_dir=str(self.folder), report_to="none", dry_run=True, assume_gpu="rtx3090", **given
+            )
+            args.optim, args.given = "adafactor", frozenset(given)
+            found = {c.name: c for c in choose_settings(find_gpu(args), TrainingJob(**JOB), args, Launcher())}
+        self.assertEqual(found["micro-batch"].value, micro_batch)
+        self.assertEqual("cannot accumulate gradients" in found["micro-batch"].reason, mode is not None)
 
-    @parameterized.parameters("adamw_torch", "muon")
-    def test_frozen_weights_have_neither_gradient_nor_state(self, optim):
-        """As under LoRA: T5 XXL's 45 GB of frozen weights leave room for sequences, 178 GB of trained ones do not."""
-        model = create_model(build_config("tiny", 256, SHAPE))
-        model.requires_grad_(False)
-        matrix = model.decoder.block[0].layer[0].SelfAttention.q.weight.requires_grad_(True)
-        job = speed.job_of(model, BatchLengths(64, 16, shapes=1), steps=100, checkpoint=None, attention=None)
-        whole = sum(p.numel() for p in model.parameters())
-        self.assertEqual((job.weights, job.frozen), ([tuple(matrix.shape)], whole - matrix.numel()))
-        config, args = build_config("t5-v1_1-xxl", None), arguments(assume_gpu="h100")
-        args.optim, trained = optim, [(4096, 16)] * 700
-        job = TrainingJob(**JOB | dict(config=config, weights=trained, frozen=11_135_332_352))
-        found = {choice.name: choice for choice in choose_settings(find_gpu(args), job, args, Launcher(cores=16))}[
-            "micro-batch"
-        ]
-        self.assertIn("by the memory plan; the global batch stays", found.reason)
+    @parameterized.parameters(
+        ({"per_device_train_batch_size": 32}, {}, None),
+        ({}, dict(per_device_train_batch_size=32, gradient_accumulation_steps=4), None),
+        ({}, dict(per_device_train_batch_size=8, gradient_accumulation_steps=16), (8, 16)),
+    )
+    def test_a_cpu_keeps_a_micro_batch(self, given, earlier, micro_batch):
+        """That is given, or that the resumed run had."""
+        found = chosen(None, given, earlier=earlier).get("micro-batch")
+        self.assertEqual(found and found.value, micro_batch)
 
     @parameterized.parameters(
         # (source tokens, steps, sequences of a step) -> attention, compiled
@@ -221,7 +221,7 @@ class ChoiceTest(parameterized.TestCase):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
         with mock.patch.multiple(speed, bf16_units=lambda: None, lacks_compiler=lambda *_: None):
-            found = chosen(None, given, Launcher(cores=2), config=config, source=source, target=34, steps=steps)
+            found = chosen(None, given, Launcher(cores=2), model=planned(config), source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
         self.assertEqual(found["torch_compile"].value, compiled)
@@ -237,7 +237,10 @@ class ChoiceTest(parameterized.TestCase):
         (False, False, "t5-v1_1-base", "ddp", {}, False, "float32"),
     )
     def test_bf16_on_a_cpu(self, amx, avx512_bf16, shape, sharding, earlier, bf16, why):
-        job, launcher = dict(config=build_config(shape, None), earlier=earlier), Launcher(cores=2, sharding=sharding)
+        job, launcher = (
+            dict(model=planned(build_config(shape, None)), earlier=earlier),
+            Launcher(cores=2, sharding=sharding),
+        )
         supported = dict(_is_amx_tile_supported=lambda: amx, _is_avx512_bf16_supported=lambda: avx512_bf16)
         with mock.patch.multiple(torch.cpu, **supported):
             found = chosen(None, None, launcher, **job)["bf16"]
@@ -246,7 +249,7 @@ class ChoiceTest(parameterized.TestCase):
 
     def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
         config = build_config("mini", None)
-        job = TrainingJob(**JOB | dict(config=config, source=128, target=29, weights=parameter_shapes(config)))
+        job = TrainingJob(**JOB | dict(model=planned(config), source=128, target=29))
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.given = "adamw_rms_scaled", frozenset()
         with (
@@ -272,7 +275,7 @@ class ChoiceTest(parameterized.TestCase):
     )
     def test_residual_stream_on_a_cpu(self, units, job, flags, value, why):
         with mock.patch.object(speed, "bf16_units", lambda: units):
-            found = chosen(None, flags, Launcher(cores=2), **dict(config=build_config("mini", None)) | job)
+            found = chosen(None, flags, Launcher(cores=2), **dict(model=planned(build_config("mini", None))) | job)
         self.assertEqual(found["bf16_residual"].value if "bf16_residual" in found else None, value)
         self.assertIn(why, found["bf16_residual"].reason if value is not None else "")
 
@@ -282,7 +285,7 @@ class ChoiceTest(parameterized.TestCase):
         (dict(), dict(packing=False), False, "given"),
         (dict(shapes=4), None, False, "has another shape"),
         (dict(earlier={"packing": False}), None, False, "resumed"),
-        (dict(config=LONGT5), None, False, "no mask"),
+        (dict(model=planned(LONGT5)), None, False, "no mask"),
         (dict(packable=False), None, None, ""),  # a stream
         (dict(gpu="h200"), None, None, ""),
         (dict(gpu="h200", earlier={"packing": True}), None, True, "resumed"),

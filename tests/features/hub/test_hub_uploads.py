@@ -46,6 +46,22 @@ def card_of(arguments: dict, results: dict | None = None, name: str = "me/mine",
     return model_card(name, record, model, *more)
 
 
+def written(kind: str, _: object, folder: Path) -> tuple[dict, str]:
+    folder.mkdir()
+    (folder / "weights.own").write_text(kind)
+    return {}, "written"
+
+
+def written_with_secret(*given: object) -> tuple[dict, str]:
+    found = written(*given)
+    (given[-1] / "secret").write_text("which the format does not name")
+    return found
+
+
+OWN = Format(written, mock.Mock(), ("weights.*",))
+CARELESS = Format(written_with_secret, mock.Mock(), ("weights.*",))
+
+
 class CardTest(test_export_checkpoint.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -258,19 +274,8 @@ class CardTest(test_export_checkpoint.TestCase):
     def test_all_formats_of_an_export_load_again_from_what_was_uploaded(self):
         """Each by the library that it is for. A format that another folder adds says what it writes, too."""
 
-        def other(kind: str, _: object, folder: Path) -> tuple[dict, str]:
-            folder.mkdir()
-            (folder / "weights.own").write_text(kind)
-            return {}, "written"
-
-        def secret(*given: object) -> tuple[dict, str]:
-            found = other(*given)
-            (given[-1] / "secret").write_text("which the format does not name")
-            return found
-
         formats = [*FORMATS]
-        more = {"own": lambda: Format(other, mock.Mock(), ("weights.*",))}
-        more["careless"] = lambda: Format(secret, mock.Mock(), ("weights.*",))
+        more = {"own": f"{__name__}:OWN", "careless": f"{__name__}:CARELESS"}
         limits = {"choices": ("huggingface", *FORMATS, *more)}
         flag = next(flag for flag in dataclasses.fields(export_checkpoint.ExportArguments) if flag.name == "formats")
         for target, values in ((FORMATS, more), (flag.metadata["limits"], limits)):

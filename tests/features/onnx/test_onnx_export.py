@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
-from transformers import AutoConfig, AutoModelForTokenClassification
+from transformers import AutoConfig, AutoModelForTokenClassification, GenerationConfig
 
 import export_checkpoint
 from foundry.corpora.tokenizers import load_tokenizer
@@ -168,6 +169,9 @@ class WholeModelTest(parameterized.TestCase):
         self.assertRegex(printed, "onnx +8 of 8 texts with PyTorch's tokens; log-probabilities within")
         config = json.loads((out / "onnx" / "config.json").read_text())
         self.assertNotIn("task_specific_params", config)
+        for file in (path for path in (out / "onnx").rglob("*") if path.is_file()):
+            for place in (Path(__file__).parents[3], Path(sys.prefix), Path(torch.__file__).parents[1], self.folder):
+                self.assertNotIn(str(place).encode(), file.read_bytes(), f"{file.name} names a folder of this machine")
         engine, model = OnnxModel(out / "onnx"), load_model(str(checkpoint(family))).eval()
         self.assertEqual(config["architectures"], [type(model).__name__])
         self.assertEqual([entry.name for entry in engine.encoder.get_inputs()], ["input_ids", "attention_mask"])
@@ -200,11 +204,31 @@ class WholeModelTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "onnx: .*not written"):
             export_onnx("onnx", original, self.folder / "out")
 
-    @parameterized.parameters((None, 1, False), (None, 4, True), (2, 1, True))
-    def test_beams_that_transformers_js_leaves_out_are_told(self, of_task, of_model, told):
-        from features.onnx.whole_graph import beams_left_out
+    @parameterized.parameters(
+        (None, {}, ""),
+        (None, dict(num_beams=4), "num_beams 4"),
+        (2, {}, "num_beams 2"),
+        (None, dict(do_sample=True, top_p=0.9, min_p=0.1), "top_p 0.9, min_p 0.1"),
+        (None, dict(do_sample=True, top_p=1.0, typical_p=0.5), "typical_p 0.5"),
+        (None, dict(encoder_repetition_penalty=1.5), "encoder_repetition_penalty 1.5"),
+        (None, dict(exponential_decay_length_penalty=(3, 1.1)), "exponential_decay_length_penalty (3, 1.1)"),
+    )
+    def test_settings_that_transformers_js_leaves_out_are_told(self, of_task, settings, told):
+        from features.onnx.whole_graph import settings_left_out
 
-        self.assertEqual("answers greedily" in beams_left_out(of_task, of_model), told)
+        said = settings_left_out(of_task, GenerationConfig(**settings))
+        self.assertEqual(said, told and f"; Transformers.js leaves out {told}")
+
+    def test_decoding_keeps_the_spaces_that_it_keeps_here(self):
+        """Of tokenised text: Transformers.js would take the space before a mark out."""
+        from features.onnx.whole_graph import keep_spaces
+
+        tokenizer = load_tokenizer(str(checkpoint("t5_v1_1")))
+        tokenizer.save_pretrained(self.folder)
+        keep_spaces(tokenizer, self.folder)
+        self.assertIs(
+            json.loads((self.folder / "tokenizer_config.json").read_text())["clean_up_tokenization_spaces"], False
+        )
 
     @parameterized.parameters(("longt5_local", "longt5"), ("t5gemma", "t5gemma"))
     def test_families_with_another_cache_are_refused(self, family, kind):

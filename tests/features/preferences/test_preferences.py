@@ -18,9 +18,7 @@ from helpers import SHAPE
 from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
-from constants import PREFERENCE_METRICS
-from features import of_fine_tuning
-from features.preferences import BETAS, OTHER_ANSWER, reference
+from features.preferences import BETAS, OTHER_ANSWER, PREFERENCE_METRICS, reference
 from features.preferences.losses import OF_PREFERENCE, Preference, evaluated, preference_loss, preference_metrics
 from features.preferences.preference_rows import with_other_answers
 from features.preferences.reference import PreferenceCallback, add_reference
@@ -28,7 +26,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
@@ -212,7 +210,8 @@ class LogProbabilitiesTest(parameterized.TestCase):
             trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
             trainer.compute_loss_context_manager = contextlib.nullcontext
             learning, batches = PreferenceCallback(trainer, preference), list(map(collated, parts))
-            total = learning.begin_step(batches)
+            learning.change_batches(batches)
+            total = learning.divisor(batches)
             losses = [model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
             sum(losses).backward()
             divergence = batches[0].get("divergence", torch.zeros(()))
@@ -338,7 +337,7 @@ class RecordsTest(parameterized.TestCase):
         one = [dict(prompt=f"a {n}", chosen=f"b {n}", rejected=f"c {n}", label=n % 2) for n in range(6)]
         file.write_text("".join(json.dumps(record) + "\n" for record in records or one))
         argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
-        kinds = [TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         task, args, *groups = parse_arguments(kinds, [*argv, *flags.split(), "--use_cpu", "true"])
         args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):

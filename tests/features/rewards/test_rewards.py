@@ -17,7 +17,6 @@ from transformers import ByT5Tokenizer
 from zoo import write_checkpoint
 
 from constants import DATASET_VALS, IGNORE_INDEX
-from features import of_fine_tuning
 from features.rewards.methods import SUMS, Method, reward_loss
 from features.rewards.rewarded_steps import Reference, RewardCallback, reward_metrics
 from features.rewards.scores import Reward
@@ -27,7 +26,7 @@ from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags
-from foundry.features import Features
+from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
@@ -342,7 +341,8 @@ class StepTest(parameterized.TestCase):
         for sizes in ([6], [2, 4], [1, 5]):
             learning, trainer = self.learning(how, "")
             batches = self.batches(sizes)
-            total = learning.begin_step(batches)
+            learning.change_batches(batches)
+            total = learning.divisor(batches)
             self.assertEqual(float(total), 6)
             losses = [trainer.model.train()(**batch, num_items_in_batch=total).loss for batch in batches]
             sum(losses).backward()
@@ -356,7 +356,7 @@ class StepTest(parameterized.TestCase):
     def test_the_reference_is_the_starting_model(self):
         learning, trainer = self.learning(dict(kind="rloo", samples=2, kl=0.2), "")
         (batch,) = batches = self.batches([4])
-        learning.begin_step(batches)
+        learning.change_batches(batches)
         trainer.model.train()(**batch)
         metrics = reward_metrics(learning.method, learning.sums)
         self.assertAlmostEqual(metrics["reward_kl_nats"], 0.0, places=5)
@@ -364,7 +364,7 @@ class StepTest(parameterized.TestCase):
         with torch.no_grad():
             trainer.model.lm_head.weight.mul_(0.5)
         (again,) = batches = self.batches([4])
-        learning.begin_step(batches)
+        learning.change_batches(batches)
         alone = padded_groups(
             [
                 [log_probability(learning.reference.model, source, answer, 1.0) for answer in row]
@@ -378,7 +378,7 @@ class StepTest(parameterized.TestCase):
     def test_later_updates_see_the_same_answers(self):
         learning, trainer = self.learning(dict(kind="grpo", samples=2, updates=2), "")
         first = self.batches([2, 2])
-        learning.begin_step(first)
+        learning.change_batches(first)
         saved = json.loads(json.dumps(learning.state() | learning.texts()))
         trainer.state.global_step = 1
         other, _ = self.learning(dict(kind="grpo", samples=2, updates=2), "")
@@ -386,7 +386,7 @@ class StepTest(parameterized.TestCase):
         other.restore(saved)
         for each in (learning, other):
             second = [dict(input_ids=torch.zeros(1, 1)) for _ in range(2)]
-            each.begin_step(second)
+            each.change_batches(second)
             for one, two in zip(first, second, strict=True):
                 self.assertSameElements(one, two)
                 for name in one:
@@ -489,7 +489,7 @@ class FlagsTest(parameterized.TestCase):
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         argv = [*f"--train_file {file} --validation_file {file} --data_cache_dir {self.folder}/cache".split()]
         argv += "--source_column prompt --target_column answer --use_cpu true".split()
-        kinds = [TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         task, args, *groups = parse_arguments(kinds, [*argv, *flags.split()])
         args = args.replaced(features=Features(groups))
         with contextlib.redirect_stdout(io.StringIO()):
@@ -516,7 +516,7 @@ class FlagsTest(parameterized.TestCase):
         ("--reward rougeL --reward_samples 1", "--reward_samples 1 draws one: give at least 2"),
     )
     def test_flags_that_do_not_go_together(self, flags, message):
-        kinds = [ModelArguments, TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         groups = parse_arguments(kinds, [*flags.split(), "--use_cpu", "true"])
         with self.assertRaisesRegex(UserError, message):
             Features(groups[3:]).check_rules(Flags(*groups))

@@ -24,7 +24,6 @@ from helpers import only
 from transformers import ByT5Tokenizer
 
 from constants import DATASET_VALS
-from features import of_fine_tuning
 from features.streams import Streams, TaskStreams, blocks, streamed_tasks
 from features.streams.blocks import FileCorpus, HubCorpus, Piece, hub_corpora, streamed_splits
 from features.streams.streamed_tasks import open_rows, row_splitter
@@ -37,7 +36,7 @@ from foundry.common.errors import UserError
 from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import cell_text, read_rows
-from foundry.features import Features
+from foundry.features import Features, features_of
 from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
 from tasks.named import find_entry
@@ -238,7 +237,7 @@ class OwnPairsTest(test_own_pairs.ReadTest):
         return streamed_rows(task)
 
     def of_flags(self, flags: str) -> tuple[Tasks, FineTuningArguments]:
-        kinds = [TaskArguments, FineTuningArguments, *of_fine_tuning()]
+        kinds = [TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
         args, training, *features = parse_arguments(kinds, flags.split())
         training = training.replaced(features=Features(features))
         return tasks_of(training.features, args), training

@@ -19,8 +19,8 @@ import pyarrow
 import pyarrow.parquet
 import torture
 from absl.testing import parameterized
-from benchmarks.stream import simulated
 from helpers import call, run_main
+from simulated_streams import simulated
 from transformers import AutoTokenizer
 
 import evaluate_t5
