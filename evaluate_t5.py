@@ -35,8 +35,7 @@ from transformers import PreTrainedModel
 
 from constants import TASK_RECORD
 from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
-from foundry.arguments.own_pairs import OWN, names_own_pairs
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import T5TrainingArguments, decide_features
 from foundry.common.command_line import exit_on_user_error
@@ -52,6 +51,7 @@ from foundry.common.processes import (
     run_script,
 )
 from foundry.common.reports import end_summary, json_line
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import features_of, task_features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
@@ -77,7 +77,8 @@ from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.comparison import Comparison
 from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
-from tasks.registry import as_list, reference_texts, source_text, test_splits, value_of_text
+from tasks.own_pairs import names_own_pairs
+from tasks.registry import reference_texts, source_text, value_of_text
 from tasks.report import report_of_tasks
 from tasks.task import LoadedTask
 
@@ -107,7 +108,7 @@ def parse_evaluation(argv: list[str] | None) -> tuple[EvaluationArguments, T5Tra
         )
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
-    generates = run_args.predict_with_generate or any(job.task.entry["target_type"] != "class" for job in jobs)
+    generates = run_args.predict_with_generate or any(job.task.entry.target_type != "class" for job in jobs)
     if "generation_num_beams" in given and run_args.generation_num_beams and not generates:
         raise UserError("--generation_num_beams needs --predict_with_generate: labels are scored, not searched")
     if run_args.output_dir is None:
@@ -204,7 +205,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
             trainer.log(dict(numbers))
         return found, numbers | task.signatures(split, prefix)
     counts = {"samples": len(answers)}
-    if task.entry["target_type"] != "text":
+    if task.entry.target_type != "text":
         counts["invalid_outputs"] = sum(value_of_text(task.entry, answer) is None for answer in answers)
     if generated:
         counts |= non_canonical_outputs(task.entry, task.tokenizer, output.predictions[0])
@@ -266,9 +267,9 @@ def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> s
     first, model = jobs[0].task, jobs[0].model
     if missing:
         return "the same command with what is left out"
-    if "submission_file" in first.entry and len(jobs) == 1:
+    if first.entry.submission_file and len(jobs) == 1:
         return "python evaluate_t5.py --task glue/all --do_predict --model_name_or_path 'out/glue/{task}'"
-    if "submission_file" in first.entry and jobs[0].splits == test_splits(first.entry):
+    if first.entry.submission_file and jobs[0].splits == first.entry.test_splits:
         return f"python -m tools.report_glue --predictions {folder}"
     if first.name == OWN:
         return f"python predict_t5.py --model_name_or_path {model} --input_file new.csv --output_file answers.jsonl"

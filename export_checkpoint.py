@@ -28,8 +28,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from constants import TASK_RECORD
 from features import FORMATS
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import task_arguments, task_names
+from foundry.arguments.task import OWN, task_arguments
 from foundry.arguments.training import PreTrainingArguments
 from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -72,9 +71,10 @@ from foundry.publishing.exports import (
 )
 from foundry.publishing.file_names import COMPARISON, named_files
 from foundry.publishing.publication import Publication
-from foundry.publishing.records import first_entry, read_run_folder, task_of_run
+from foundry.publishing.records import read_run_folder, task_of_run
 from foundry.report.preview import KEPT_TOKENS, Sample
-from tasks.registry import eval_splits, joined_text, source_text
+from tasks.named import first_entry, task_names
+from tasks.registry import joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
 
@@ -162,14 +162,14 @@ def texts_to_compare(args: ExportArguments, run: dict, tokenizer: PreTrainedToke
             raise UserError(f"--samples_file {path}: holds no text")
         return found, path.name
     names = task_of_run(run)
-    if names and (task := first_entry(names, run["arguments"])):
-        name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), eval_splits(task)[0]
+    if names and (entry := first_entry(run["arguments"])):
+        name, task_args, split = task_names(*names)[0], task_arguments(run["arguments"]), entry.eval_splits[0]
         try:
-            if names[1] == OWN and task.get("hub"):
-                raise UserError(f"{task['hub'][0]} of run.json is not fetched")
-            rows = load_rows(name, task, task_args, split)[: args.num_samples]
-            texts = [source_text(task, row) for row in rows]
-            if not is_shown(texts[0], run, tokenizer, task_args.max_source_length or task["max_source_length"]):
+            if names[1] == OWN and entry.hub:
+                raise UserError(f"{entry.hub[0]} of run.json is not fetched")
+            rows = load_rows(name, entry, task_args, split)[: args.num_samples]
+            texts = [source_text(entry, row) for row in rows]
+            if not is_shown(texts[0], run, tokenizer, task_args.max_source_length or entry.max_source_length):
                 raise UserError("run.json does not show the first of them, so they may be other files' of this machine")
             return texts, f"{len(rows)} {split} rows of {names[0]}/{name}"
         except (ValueError, OSError, LookupError) as error:

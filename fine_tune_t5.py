@@ -32,7 +32,6 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from constants import DEMO_CHECKPOINTS
 from foundry.arguments.model import ModelArguments, check_model
-from foundry.arguments.own_pairs import SOURCES
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments, settle_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -51,6 +50,7 @@ from foundry.runs.speed import BatchLengths
 from foundry.training.batching import train_collator
 from foundry.training.checkpoints import check_resumed
 from tasks.mixture import Tasks
+from tasks.own_pairs import SOURCES
 from tasks.predictions import other_task
 from tasks.row_source import tasks_of
 
@@ -71,7 +71,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
     args = args.replaced(features=Features(features))
     check_model(model)
     tasks = tasks_of(args.features, data)
-    if not (model.model_name_or_path or model.config_name or all("builtin" in task.entry for task in tasks)):
+    if not (model.model_name_or_path or model.config_name or all(task.entry.builtin for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
             "(docs/fine_tune.md), or give --config_name for one from scratch"

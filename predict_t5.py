@@ -34,7 +34,6 @@ from transformers import GenerationConfig
 
 from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
 from features import BACKENDS
-from foundry.arguments.own_pairs import column_names, prefix_of
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -60,6 +59,7 @@ from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
 from tasks.front import Front, check_front, fronts
 from tasks.model_folders import answers_of_folder
+from tasks.own_pairs import column_names, prefix_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
 
 FEATURES = features_of("predict_t5")
@@ -154,19 +154,19 @@ def parse_prediction(argv: list[str] | None) -> Plan:
     if not any(front.as_typed for front in features.of(Front)):
         entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
-        entry = entry | {"prefix": prefix_of(args.source_prefix)}
+        entry = dataclasses.replace(entry, prefix=prefix_of(args.source_prefix))
     if not record and args.source_column:
         inputs = {name: name for name in args.source_column}
-        entry = entry | {"inputs": inputs if len(inputs) > 1 else {"": args.source_column[0]}}
+        entry = dataclasses.replace(entry, inputs=inputs if len(inputs) > 1 else {"": args.source_column[0]})
     if args.max_source_length:
-        entry = entry | {"max_source_length": args.max_source_length}
+        entry = dataclasses.replace(entry, max_source_length=args.max_source_length)
     tokenizer = answering_tokenizer(str(folder), args.tokenizer_name)
     longest = answer_length(entry, class_label_ids(entry, tokenizer))
     limit, limit_from = limit_of(search_args.max_new_tokens, record, longest, str(folder))
     search = search_of(search_args, record, limit, str(folder))
     reader = InputReader(entry, args.source_column, record.get("tsv_header"))
     plan = Plan(args, folder, entry, reader, tokenizer, search, limit_from, features)
-    if plan.count > 1 and entry.get("max_piece_length"):
+    if plan.count > 1 and entry.max_piece_length:
         raise UserError(f"--num_return_sequences {plan.count}: the task answers a text in pieces. Leave the flag out")
     return plan
 
@@ -216,7 +216,7 @@ def answer_settings(plan: Plan) -> dict:
     beside = [plan.folder / name for name in (TASK_RECORD, "generation_config.json")]
     files = [*backend_of(plan).files(args.model_name_or_path), *(file for file in beside if file.is_file())]
     settings |= {
-        "max_source_length": plan.entry["max_source_length"],
+        "max_source_length": plan.entry.max_source_length,
         "input": contents_digest([Path(plan.args.input_file)]),
         "weights": contents_digest(files),  # another training may have replaced those in the folder
     }

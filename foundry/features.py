@@ -145,7 +145,7 @@ class Measures:
     """What evaluations measure beside a task's metrics. The core calls the members on the class, for all tasks."""
 
     @staticmethod
-    def names(task: dict) -> Sequence[str]:
+    def names(entry: Any) -> Sequence[str]:
         """Names of these metrics."""
         return ()
 
@@ -157,13 +157,13 @@ class Measures:
         return nats.new_zeros(len(nats), 0)
 
     @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
+    def measured(entry: Any, measure: Callable) -> Callable:
         """In place of `measure`, a function from generated ids [N, T], statistics [N, 5 + n] and N rows to metrics.
         Asked of tasks for which there are `names`."""
         return measure
 
     @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
+    def answered(entry: Any, statistics: "np.ndarray") -> dict[str, Sequence]:
         """{column of predictions.jsonl: its values} of rows with targets. statistics: [N, 5 + n] of an evaluation."""
         return {}
 
@@ -175,7 +175,7 @@ class TaskFeature:
     Its fields are flags of a task, which TaskArguments inherits (keyword-only; None if they are not given). The core
     calls the other members on the class. Whether the feature is on, the flags of own pairs or the task's entry say.
 
-    args: TaskArguments. task: an entry of DATASET_VALS, of which `fields` are further fields.
+    args: TaskArguments. entry: the task's TaskEntry, of which `further` has the `fields`.
     """
 
     fields: ClassVar[dict[str, str]] = {}  # {further field of an entry: "column" of the rows, "dictionary", "function"}
@@ -202,13 +202,14 @@ class TaskFeature:
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def columns(task: dict) -> dict[str, Column]:
+    def columns(entry: Any) -> dict[str, Column]:
         """{name: further column} that its fields of the entry ask for. UserError if they contradict each other."""
         return {}
 
     @staticmethod
-    def rows(task: dict, rows: list[dict]) -> list[dict]:
-        """The rows of a split before they are tokenised, with the columns that are `made`."""
+    def rows(entry: Any, rows: list[dict]) -> list[dict]:
+        """The rows of a split before they are tokenised, with the columns that are `made`; of tasks with further
+        fields."""
         return rows
 
 

@@ -26,6 +26,7 @@ from foundry.modeling.weights import weights_of
 from foundry.report.lengths import described_lengths
 from foundry.training.drawn_answers import uniform_numbers
 from tasks.choice import Candidate, Chooser
+from tasks.entry import TaskEntry
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import source_text, value_of_text
@@ -43,7 +44,7 @@ class Plan:
 
     args: Any  # the flags of predict_t5.py
     folder: Path
-    entry: dict
+    entry: TaskEntry
     reader: InputReader
     tokenizer: PreTrainedTokenizerBase
     search: dict
@@ -71,7 +72,7 @@ class Plan:
         if self.lengths:
             rows["read"] = f"texts of {described_lengths(self.lengths)}"
         if self.cut:
-            rows["cut"] = f"{self.cut:,} texts at {self.entry['max_source_length']:,} tokens (--max_source_length)"
+            rows["cut"] = f"{self.cut:,} texts at {self.entry.max_source_length:,} tokens (--max_source_length)"
         return rows | self.odd()
 
     def odd(self) -> dict[str, str]:
@@ -80,8 +81,8 @@ class Plan:
         rows = {}
         if self.endless:
             rows["limit"] = f"{_answers(self.endless)} without an end within {self.limit:,} tokens (--max_new_tokens)"
-        if self.no_value and "labels" in self.entry:
-            rows["labels"] = f"{_answers(self.no_value)} not among {listed(self.entry['labels'])}"
+        if self.no_value and self.entry.labels:
+            rows["labels"] = f"{_answers(self.no_value)} not among {listed(self.entry.labels)}"
         elif self.no_value:
             rows["numbers"] = f"{_answers(self.no_value)} not a number"
         return rows
@@ -144,7 +145,7 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
     for number, item in enumerate(items, start=first):
         texts += item.texts
         places += [(number, part) for part in range(len(item.texts))]
-    longest = plan.entry["max_source_length"]
+    longest = plan.entry.max_source_length
     ids = tokenise(texts, plan, longest + 1)
     plan.cut += sum(len(one) > longest for one in ids)
     ids = [cut_source(plan.tokenizer, one, longest) for one in ids]
@@ -173,7 +174,7 @@ def answer_window(items: list[Input], engine: Engine, plan: Plan, progress: tqdm
         done += len(item.texts)
         for best, *_ in answers:
             plan.endless += not best.has_end
-            plan.no_value += plan.entry["target_type"] != "text" and value_of_text(plan.entry, best.text) is None
+            plan.no_value += plan.entry.target_type != "text" and value_of_text(plan.entry, best.text) is None
         records.append(record_of(item, answers, plan))
     return records
 
@@ -200,7 +201,7 @@ def candidates_of(texts: list[str], sources: list[Source], ends: list[int], plan
 
 def tokenise(texts: list[str], plan: Plan, most: int | None = None) -> list[list[int]]:
     """Token ids of the texts, cut at the task's source length, or at `most` tokens."""
-    return source_ids(plan.tokenizer, texts, most or plan.entry["max_source_length"])
+    return source_ids(plan.tokenizer, texts, most or plan.entry.max_source_length)
 
 
 def record_of(item: Input, candidates: list[list[Candidate]], plan: Plan) -> dict:
@@ -221,7 +222,7 @@ def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
     rows = {
         "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
         "inputs": inputs,
-        "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry["inputs"].values()}),
+        "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry.reads}),
         "search": None if engine is None else described_search(engine.settings, plan.search),
     }
     for feature in plan.features:

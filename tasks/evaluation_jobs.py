@@ -10,17 +10,17 @@ from pathlib import Path
 
 from constants import DATASET_VALS, TASK_RECORD
 from foundry.arguments.evaluation import EvaluationArguments
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments, check_task, check_tasks, split_task
+from foundry.arguments.task import OWN, TaskArguments, split_task
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import refuse_links
 from foundry.common.processes import print_once
 from foundry.common.words import comma_words
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.model_t5 import is_local_model
-from tasks.registry import as_list, eval_splits, test_splits
+from tasks.named import check_task, check_tasks, find_entry
 from tasks.row_source import task_of_entry
 from tasks.task import LoadedTask, Task
 from tasks.task_records import (
@@ -62,8 +62,8 @@ def names_of_tasks(
     if task_args.dataset_name != "all" or not run_args.do_predict:
         return list(check_tasks(task_args))
     names = []
-    for name, entry in DATASET_VALS.get(task_args.benchmark, {}).items():
-        if "submission_file" in entry:
+    for name in DATASET_VALS.get(task_args.benchmark, {}):
+        if find_entry(task_args.benchmark, name).submission_file:
             names.append(name)
     if not names or evaluation.split or task_args.max_eval_samples:
         raise UserError(
@@ -125,18 +125,20 @@ def build_job(
     args = dataclasses.replace(task_args, dataset_name=name, max_train_samples=limit)
     if name != OWN and OWN in comma_words(task_args.dataset_name):  # these are the files of the pairs beside it
         args.train_file = args.validation_file = None
-    trained = DATASET_VALS.get(args.benchmark, {}).get(name, {}).get("train_with", name)
+    trained = name
+    if name in DATASET_VALS.get(args.benchmark, {}):
+        trained = find_entry(args.benchmark, name).train_with or name
     model = evaluation.model_name_or_path.replace("{task}", trained)
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
     recorded = recorded_fields(model, trained, given)
     task = task_of_entry(run_args.features, name, check_task(args), args, is_one_of_several, recorded)
     task.streamed_before = recorded_stream(model, trained)
-    check_functions(model, trained, task.functions)
-    known = ["train", *eval_splits(task.entry), *test_splits(task.entry)]
+    check_functions(model, trained, task.entry.functions)
+    known = ["train", *task.entry.eval_splits, *task.entry.test_splits]
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: task {name} has {', '.join(known)}. Name one of them")
-    splits = test_splits(task.entry) if run_args.do_predict else eval_splits(task.entry)
+    splits = task.entry.test_splits if run_args.do_predict else task.entry.eval_splits
     if evaluation.split:
         splits = [evaluation.split]
     return TaskJob(task, model, splits, recorded_rows(model).get(trained.replace("/", "_")))

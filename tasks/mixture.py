@@ -31,8 +31,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from data_collator_t5 import T5DataCollator
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, TaskArguments
+from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, OWN, TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from foundry.common.errors import UserError
@@ -49,8 +48,9 @@ from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
+from tasks.entry import as_source
 from tasks.metrics.scoring import is_greater_better, scale_of
-from tasks.own_entry import as_source, name_of_pairs
+from tasks.own_pairs import name_of_pairs
 from tasks.report import described_metrics, report_of_tasks
 from tasks.task import LoadedTask, Task, named_tasks
 from tasks.task_records import FOUND_LABELS, FUNCTIONS, NUMBERS, TRAINED, recorded_rows, task_record
@@ -100,7 +100,7 @@ class Tasks:
     @property
     def main_metric(self) -> str:
         """The metric that chooses the best checkpoint, without "eval_"."""
-        return registry.main_metric(self.tasks[0].entry) if len(self) == 1 else "average"
+        return self.tasks[0].entry.main_metric if len(self) == 1 else "average"
 
     @property
     def metric_names(self) -> dict[str, str]:
@@ -108,7 +108,7 @@ class Tasks:
         names = {}
         for task in self:
             begin = f"{task.name}_" if len(self) > 1 else ""
-            for name, metric in registry.evaluated_names(task.entry).items():
+            for name, metric in task.entry.evaluated_names.items():
                 names[begin + name] = metric
         if self.averages:
             names["average"] = "average"
@@ -117,7 +117,7 @@ class Tasks:
     @property
     def averages(self) -> bool:
         """Whether the mean of the main metrics is reported: if there are several, all better in the same direction."""
-        directions = {is_greater_better(task.entry["metrics"][0]) for task in self}
+        directions = {is_greater_better(task.entry.metrics[0]) for task in self}
         return len(self) > 1 and len(directions) == 1
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:
@@ -126,7 +126,7 @@ class Tasks:
         source = target = 0
         for task in self:
             labels = None if tokenizer is None else examples.class_label_ids(task.entry, tokenizer)
-            source = max(source, task.entry["max_source_length"])
+            source = max(source, task.entry.max_source_length)
             target = max(target, examples.answer_length(task.entry, labels))
         return source, (self.answers or 1) * target
 
@@ -147,12 +147,12 @@ class Tasks:
         if "greater_is_better" not in args.given:
             decides = self.metric_names[metric]
             if metric == "average":  # of metrics that are all better in the same direction
-                decides = self.tasks[0].entry["metrics"][0]
+                decides = self.tasks[0].entry.metrics[0]
             greater = is_greater_better(decides)
         if greater is None:
             raise UserError(f"{_unknown_direction(metric)}, or give --greater_is_better true or false")
         # Only class labels can be scored without generating.
-        generates = len(self) == 1 and self.tasks[0].entry["target_type"] != "class"
+        generates = len(self) == 1 and self.tasks[0].entry.target_type != "class"
         return {
             "predict_with_generate": args.predict_with_generate or generates,
             "metric_for_best_model": args.metric_for_best_model if args.chose_metric else f"eval_{metric}",
@@ -161,7 +161,7 @@ class Tasks:
 
     def _refuse_average(self) -> NoReturn:
         """UserError that says why the main metrics have no mean."""
-        names = [task.entry["metrics"][0] for task in self]
+        names = [task.entry.metrics[0] for task in self]
         for name in names:
             if is_greater_better(name) is None:
                 raise UserError(_unknown_direction(name))
@@ -183,7 +183,7 @@ class Tasks:
         flag = f"--max_target_length {AUTO}:"
         if tokenizer is None:
             raise UserError(f"{flag} the tokenizer is still to be trained; give a number, or --tokenizer_name")
-        tasks = [task for task in self if task.entry["target_type"] != "class"]
+        tasks = [task for task in self if task.entry.target_type != "class"]
         if not tasks:
             raise UserError(f"{flag} the targets are class labels, which are never cut: leave it out")
         longest, told = [], []
@@ -197,7 +197,7 @@ class Tasks:
         check_limits(self.args)
         for task in self:
             task.args.max_target_length = most
-            task.entry = task.entry | {"max_target_length": most}
+            task.entry = dataclasses.replace(task.entry, max_target_length=most)
         self.fitted = f"{most:,} tokens, in which {100 * WHOLE:g} % of the training targets fit ({'; '.join(told)})"
 
     @staticmethod
@@ -224,8 +224,8 @@ class Tasks:
         def average(metrics: dict[str, float]) -> dict[str, float]:
             values = []
             for task in self:
-                value = metrics[f"eval_{task.name}_{registry.main_metric(task.entry)}"]
-                values.append(value / scale_of(task.entry["metrics"][0]))
+                value = metrics[f"eval_{task.name}_{task.entry.main_metric}"]
+                values.append(value / scale_of(task.entry.metrics[0]))
             return {"eval_average": float(np.mean(values))}
 
         return average
@@ -265,7 +265,7 @@ class TaskData:
         self.signatures: dict[str, str] = {}
         data = {}
         for task in self.tasks:
-            for split in registry.eval_splits(task.entry):
+            for split in task.entry.eval_splits:
                 name = task.label(split)
                 data[name] = task.data[split]
                 self.evaluation_tasks[name] = task.evaluation_task(split, args.predict_with_generate)
@@ -279,16 +279,17 @@ class TaskData:
         for task in tasks:
             if task.name == OWN and self.training_args.plan == "full":
                 length = examples.answer_length(task.entry, examples.class_label_ids(task.entry, self.tokenizer))
-                entry = as_source(name_of_pairs(self.args), task.entry | {"max_target_length": length})
+                entry = dataclasses.replace(task.entry, max_target_length=length)
+                text = as_source(name_of_pairs(self.args), entry.written())
                 print_once(
-                    "your pairs as an entry of constants.py, which may replace the flags:", *entry.split("\n"), ""
+                    "your pairs as an entry of constants.py, which may replace the flags:", *text.split("\n"), ""
                 )
             read.append((task, self.read_rows(task)))
         return [LoadedTask(task, rows, self.tokenizer) for task, rows in read]
 
     def read_rows(self, task: Task) -> dict[str, list[dict]]:
         """{split: all its rows} of a task."""
-        return task.read(["train", *registry.eval_splits(task.entry)])
+        return task.read(["train", *task.entry.eval_splits])
 
     def training_data(self) -> "Dataset | Mixture":
         """The training rows of all tasks."""
@@ -375,7 +376,7 @@ class TaskData:
     @property
     def holds_out(self) -> bool:
         """Whether rows of the training files are held out to evaluate on, where no validation rows are named."""
-        return any(task.entry.get("held_out") for task in self.tasks)
+        return any(task.entry.held_out for task in self.tasks)
 
     def record(self, start: str | None = None) -> dict:
         """The content of task.json, with which evaluate_t5.py repeats the evaluation. start: the checkpoint that goes
@@ -387,15 +388,15 @@ class TaskData:
             rows = recorded_rows(start) if start else {}
         numbers, functions = {}, {}
         for task in self.tasks:
-            if "numbers" in task.entry:
-                numbers[task.name] = task.entry["numbers"]
-            if task.functions:
-                functions[task.name] = task.functions
+            if task.entry.numbers:
+                numbers[task.name] = task.entry.numbers
+            if task.entry.functions:
+                functions[task.name] = task.entry.functions
             if task.trained:
                 rows[task.name] = task.trained.joined(rows.get(task.name))
         trained = {name: one.recorded() for name, one in rows.items() if one.hashes}
         if "labels" in record:
-            found = [task.name for task in self.tasks if not task.entry.get("ordered_labels", True)]
+            found = [task.name for task in self.tasks if not task.entry.ordered_labels]
             record[FOUND_LABELS] = found
         for name, values in {NUMBERS: numbers, FUNCTIONS: functions, TRAINED: trained}.items():
             if values:

@@ -6,6 +6,7 @@ for item in InputReader(entry).read(Path("inputs.jsonl")):      # Input(row, tex
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import itertools
 import os
@@ -14,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import fields_of_flags, find_entry, task_arguments, task_names
+from foundry.arguments.task import OWN
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
 from foundry.common.processes import print_once, visible
@@ -29,34 +29,26 @@ from foundry.corpora.files import (
     open_text,
     say_once,
 )
-from foundry.corpora.reading import first_line_fields, with_spaces
+from foundry.corpora.reading import as_list, first_line_fields, with_spaces
 from foundry.corpora.sentences import cut_sentences
-from tasks.own_entry import translated
-from tasks.registry import as_list, functions_of, plain_entry, preprocess_of, source_text
+from tasks.entry import TaskEntry
+from tasks.named import recorded_entry, task_names
+from tasks.registry import source_text
 from tasks.rows import (
     MISSING,
-    checked_value,
-    is_text_corpus,
+    ColumnReader,
     nested_rows,
     no_column,
     preprocessed,
     read_records,
-    renamed_columns,
     value_of,
 )
 from tasks.task_records import check_functions, read_record
 
-PLAIN = dict(  # the entry of a model without task.json
-    inputs={"": "text"},
-    target="prediction",
-    target_type="text",
-    metrics=["rougeL"],
-    max_source_length=512,
-    max_target_length=128,
-)
+PLAIN = TaskEntry(inputs={"": "text"}, target="prediction", metrics=["rougeL"])  # of a model without task.json
 
 
-def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
+def recorded_task(folder: str, name: str | None) -> tuple[TaskEntry, dict]:
     """(entry, record) of the task in a checkpoint's task.json; `name` chooses one of several. Without a task.json
     (PLAIN, {}), whose source text is the input unchanged.
 
@@ -73,26 +65,26 @@ def recorded_task(folder: str, name: str | None) -> tuple[dict, dict]:
         given = "" if name is None else f" {name}"
         raise UserError(f"--dataset_name{given}: {folder} was trained on {', '.join(names)}. Name one of them")
     if name == OWN:
-        entry = own_entry(task_arguments(record))
-        if "inputs" not in entry:
+        entry = recorded_entry(record, name)
+        if not entry.inputs:
             raise UserError(f"{folder}: its task.json names no source column: a feature that is not here trained it")
         return entry, record
     try:
-        entry = translated(name, find_entry(record["benchmark"], name))
+        entry = recorded_entry(record, name)
     except ValueError as error:
         raise UserError(
-            f"{folder}: the task of its task.json is gone: {error}. Put it back, or delete the file"
+            f"{folder}: the task of its task.json is gone or wrong: {error}. Put it right, or delete the file"
         ) from None
-    check_functions(folder, name, functions_of(entry))
-    if "tokenize" in entry:
+    check_functions(folder, name, entry.functions)
+    if entry.tokenize:
         raise UserError(
             f"{folder}: the tokens of its task {name} are made by a function of a row, not of a text. Answer rows with "
             "evaluate_t5.py --do_predict"
         )
-    return plain_entry(entry) | fields_of_flags(record), record
+    return entry, record
 
 
-def other_task(folder: str, entries: list[dict]) -> str | None:
+def other_task(folder: str, entries: list[TaskEntry]) -> str | None:
     """What a plan says of a checkpoint whose task.json has another prefix, other columns or another order of them than
     the entries of a run that goes on from it: 'out/sft read "summarize: <text>" to write <summary>, and this run reads
     "<article>" to write <highlights>'. None if it has the same, or no task.json."""
@@ -102,11 +94,7 @@ def other_task(folder: str, entries: list[dict]) -> str | None:
         if not record:
             return None
         for name in task_names(record["benchmark"], record["dataset_name"]):
-            if name == OWN:
-                entry = own_entry(task_arguments(record))
-            else:
-                entry = translated(name, find_entry(record["benchmark"], name)) | fields_of_flags(record)
-            before.append(_reading(plain_entry(entry)))
+            before.append(_reading(recorded_entry(record, name)))
     except UserError as error:
         return f"what {folder} read is not known ({error})"
     for entry in entries:
@@ -115,9 +103,9 @@ def other_task(folder: str, entries: list[dict]) -> str | None:
     return None
 
 
-def _reading(entry: dict) -> str:
-    source = source_text(entry, {column: f"<{column}>" for column in entry["inputs"].values()})
-    return f'"{visible(source)}" to write <{visible(entry["target"])}>'
+def _reading(entry: TaskEntry) -> str:
+    source = source_text(entry, {column: f"<{column}>" for column in entry.reads})
+    return f'"{visible(source)}" to write <{visible(entry.target)}>'
 
 
 @dataclass
@@ -142,20 +130,20 @@ class InputReader:
     if it has columns of these names. UserError if there are more or fewer columns than inputs.
     """
 
-    def __init__(self, entry: dict, columns: list[str] | None = None, tsv_header: bool | None = None):
+    def __init__(self, entry: TaskEntry, columns: list[str] | None = None, tsv_header: bool | None = None):
         self.tsv_header, self.has_columns = tsv_header, bool(columns)
-        self.inputs = ["text"] if is_text_corpus(entry) else list(entry["inputs"].values())
+        self.inputs = ["text"] if entry.is_running_text else entry.reads
         if columns and len(columns) != len(self.inputs):
             raise UserError(
                 f"--source_column {','.join(columns)}: the task reads {len(self.inputs)} columns, "
                 f"{', '.join(self.inputs)}. Name yours in this order"
             )
         self.columns = columns or self.inputs
-        self.renamed = entry.get("file_columns", {})
+        self.renamed = entry.file_columns
         if columns:
             self.renamed = dict(zip(self.inputs, columns, strict=True))
-        self.entry = entry | {"file_columns": self.renamed}
-        self.prepares = not (columns or is_text_corpus(entry))  # whether the entry's `preprocess` is applied to rows
+        self.entry = dataclasses.replace(entry, file_columns=self.renamed)
+        self.prepares = not (columns or entry.is_running_text)  # whether the entry's `preprocess` is applied to rows
 
     def read(self, path: Path) -> Iterator[Input]:
         """Yields the inputs of a file in their order. UserError with the place of an input that cannot be read."""
@@ -167,9 +155,10 @@ class InputReader:
                     has_header = set(self.columns) <= set(first_line_fields(path))
                 places = self.columns if has_header else map(int, self.columns)
                 renamed = dict(zip(self.inputs, places, strict=True))
+            columns = self._columns(renamed)
             for number, record in enumerate(read_records(self.entry, path, has_header), start=1):
                 for row in self._rows_within(record, f"{path}, row {number}"):
-                    yield from self._of_row(row, renamed, f"{path}, row {number}")
+                    yield from self._of_row(row, columns, f"{path}, row {number}")
             return
         if len(self.inputs) > 1:
             raise UserError(
@@ -188,7 +177,7 @@ class InputReader:
             return is_plain_text(path)
         row = next(iter(self._rows_within(next(read_records(self.entry, path)), str(path))))
         with contextlib.suppress(UserError):  # of the entry's `preprocess`: a row of another shape
-            read = as_list(self._prepared(row, self.renamed, str(path)))
+            read = as_list(self._prepared(row, self._columns(self.renamed), str(path)))
             if not read or value_of(read[0], self.inputs[0]) is not MISSING:
                 return False
         say_once(f"{path}: each line is an input, since these JSON objects have no column {self.inputs[0]}")
@@ -197,45 +186,47 @@ class InputReader:
     def _rows_within(self, record: dict, place: str) -> Iterable[dict]:
         """The rows nested in the record, as the entry's `records` says, or the record itself if it has no such field:
         a file to answer may have single rows instead."""
-        path = self.entry.get("records", "").split(".")
+        path = self.entry.records.split(".")
         holds_rows = path[0] in record
         if path[0] == "*":
             holds_rows |= bool(record) and all(isinstance(value, dict) for value in record.values())
         return nested_rows(record, path, place) if holds_rows else [record]
 
-    def _of_row(self, row: dict, renamed: dict, place: str) -> Iterator[Input]:
+    def _columns(self, renamed: dict) -> ColumnReader:
+        return ColumnReader(self.inputs, renamed, self.inputs if self.entry.json_as_text else ())
+
+    def _of_row(self, row: dict, columns: ColumnReader, place: str) -> Iterator[Input]:
         """Yields the input of a row; several if the entry's `preprocess` makes several rows of it."""
         if taken := {"prediction", "n_best"} & row.keys():
             raise UserError(f"{place}: has a column {min(taken)}, under which the answer would be written. Rename it")
         advice = "name yours with --source_column"
         why = f"which the task reads; {advice}"
-        for name in renamed.values() if self.has_columns else ():
+        for name in columns.names.values() if self.has_columns else ():
             if value_of(row, name) is MISSING:
                 raise no_column(place, str(name), row, why)
         try:
-            read = self._prepared(row, renamed, place)
+            read = self._prepared(row, columns, place)
         except UserError as error:
             raise UserError(f"{error}; {advice}") from None
-        as_text = self.entry.get("json_as_text", False)
         for one in as_list(read):
-            values = {column: checked_value(one, column, renamed, place, why, as_text) for column in self.inputs}
+            values = {column: columns.checked(one, column, place, why) for column in self.inputs}
             yield self.made(one if isinstance(read, list) else row, values)
 
-    def _prepared(self, row: dict, renamed: dict, place: str) -> dict | list[dict]:
+    def _prepared(self, row: dict, columns: ColumnReader, place: str) -> dict | list[dict]:
         """The row with the names of the task's columns, or what the entry's `preprocess` makes of it."""
-        read = row | renamed_columns(row, renamed)
+        read = row | columns.renamed(row)
         return preprocessed(self.entry, read, place) if self.prepares else read
 
     def made(self, row: dict, values: dict) -> Input:
         """The input of a row. values: {column: its value} for `self.inputs`; if all are blank, the input has no texts.
         Running text is cut into pieces, as in training."""
-        if not is_text_corpus(self.entry):
+        if not self.entry.is_running_text:
             if any(str(value).strip() for value in values.values()):
                 return Input(row, [source_text(self.entry, values)], ["", ""])
             return Input(row, [], [""])
         text, texts, between, end = str(values["text"]), [], [], 0
-        function, _ = preprocess_of(self.entry)
-        for piece in cut_sentences(text, self.entry["max_piece_length"]):
+        function = self.entry.prepare
+        for piece in cut_sentences(text, self.entry.max_piece_length):
             begin = text.index(piece, end)
             between.append(text[end:begin])
             end = begin + len(piece)

@@ -37,7 +37,7 @@ def described_known_rows(task: "LoadedTask", split: str, known_in: str) -> str |
 
 def described_repeated_rows(task: "LoadedTask", split: str) -> str | None:
     """What repeats more than in ordinary tasks: "'id' -> 'label' stands 19 times; ..."; None if nothing does."""
-    rows, sources, target = task.rows[split], task.sources[split], task.entry["target"]
+    rows, sources, target = task.rows[split], task.sources[split], task.entry.target
     has_targets = target in rows[0]
     pairs = list(zip(sources, _targets(task, rows), strict=True)) if has_targets else [(source,) for source in sources]
     parts, different = [], Counter(pairs)
@@ -50,7 +50,7 @@ def described_repeated_rows(task: "LoadedTask", split: str) -> str | None:
     if has_targets:
         targets = [of_row[:1] for _, of_row in pairs]
         first, times = Counter(targets).most_common(1)[0]
-        if times >= max(FEW_ROWS, COMMON_TARGET[task.entry["target_type"]] * len(rows)):
+        if times >= max(FEW_ROWS, COMMON_TARGET[task.entry.target_type] * len(rows)):
             text = _quoted(_shown_target(task, rows[targets.index(first)]))
             parts.append(f"{percent(times / len(rows))} of the targets are {text}")
     of_source = Counter(pair[0] for pair in different)  # how many different targets each source stands with
@@ -62,9 +62,9 @@ def described_repeated_rows(task: "LoadedTask", split: str) -> str | None:
 
 def _targets(task: "LoadedTask", rows: list[dict]) -> list[tuple[str, ...]]:
     """The references of each row; a class or a number as the row writes it."""
-    if task.entry["target_type"] == "text":
+    if task.entry.target_type == "text":
         return [tuple(reference_texts(task.name, task.entry, row)) for row in rows]
-    return [(str(row[task.entry["target"]]),) for row in rows]
+    return [(str(row[task.entry.target]),) for row in rows]
 
 
 def _shown_target(task: "LoadedTask", row: dict) -> str:

@@ -18,6 +18,7 @@ from foundry.report.repeats import TokenCounts, counted, described_repeats
 from foundry.report.report import Report, grouped, one_row
 from foundry.report.unknown import unknown_in_rows
 from tasks import examples, registry
+from tasks.entry import TaskEntry
 from tasks.repeated_rows import described_known_rows, described_repeated_rows
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def counted_tokens(rows: "Dataset", column: str) -> TokenCounts:
 def answer_lists(task: "LoadedTask", split: str) -> dict[str, list[list[int]]]:
     """{column of lists of answers: the tokens of each answer, row by row}."""
     data, found = task.data[split], {}
-    for name, column in registry.further_answers(task.entry).items():
+    for name, column in task.entry.further_answers.items():
         if column.kind == "answers" and name in data.column_names:
             found[name] = [list(map(len, answers)) for answers in data[name]]
     return found
@@ -153,7 +154,7 @@ def _lengths(task: "LoadedTask", split: str) -> str:
     """ "sources of 3 to 512 tokens, median 40, targets of 2 tokens each, 0 to 5 n of a row (31 in all) of 4 tokens
     each"."""
     data, lists, sides = task.data[split], answer_lists(task, split), []
-    for ids, side in (SIDES | {name: name for name in registry.further_answers(task.entry)}).items():
+    for ids, side in (SIDES | {name: name for name in task.entry.further_answers}).items():
         if ids in data.column_names and ids not in lists:
             sides.append(f"{side} of {described_lengths(row_lengths(data, ids))}")
     for side, answers in lists.items():
@@ -169,7 +170,7 @@ def described_cut(task: "LoadedTask", split: str) -> str | None:
     be."""
     rows, (longest, of_targets) = task.data[split], examples.max_lengths(task.entry, split)
     sides: dict[str, tuple[str, int | None]] = {"sources": ("input_ids", longest), "targets": ("labels", of_targets)}
-    for name, column in registry.further_answers(task.entry).items():
+    for name, column in task.entry.further_answers.items():
         sides[column.plural] = (name, of_targets)
     told = []
     for name, (ids, most) in sides.items():
@@ -179,11 +180,11 @@ def described_cut(task: "LoadedTask", split: str) -> str | None:
         if share < 0.005:
             continue
         told.append(f"{percent(share)} of the {name} at {most} tokens")
-        if name == "sources" and "tokenize" not in task.entry:
+        if name == "sources" and not task.entry.tokenize:
             lost = examples.lost_columns(task.entry, task.tokenizer, some, longest)
             told += [f"{percent(share * n / len(some))} without {lacks}" for lacks, n in lost.items()]
-    if "labels" in rows.column_names and of_targets is None and task.entry["target_type"] != "class":
-        longest = task.entry["max_target_length"]
+    if "labels" in rows.column_names and of_targets is None and task.entry.target_type != "class":
+        longest = task.entry.max_target_length
         if share := float((row_lengths(rows, "labels") > longest).mean()):
             told.append(f"{percent(share)} of the targets longer than max_target_length {longest}")
     return ", ".join(told) or None
@@ -209,7 +210,7 @@ def cut_rows(task: "LoadedTask", split: str, column: str, most: int) -> tuple[fl
 def _described_numbers(task: "LoadedTask") -> str | None:
     """Of a task of numbers: "size rounded to 0.01, between 0.02 and 0.98 (from the train rows); an answer that is no
     number counts as the worst of them". None for other tasks."""
-    if (numbers := task.entry.get("numbers")) is None:
+    if (numbers := task.entry.numbers) is None:
         return None
     least, most = registry.number_text(numbers["least"], None), registry.number_text(numbers["most"], None)
     worst = "counts as the worst of them"
@@ -226,7 +227,7 @@ def described_metrics(tasks: "list[LoadedTask]", args: Any) -> str:
     """ "f1 (of the class equivalent), accuracy from generated texts; largest f1 is best". args: of the training."""
     parts = []
     for task in tasks:
-        text = ", ".join(_described_metric(task.entry, metric) for metric in task.entry["metrics"])
+        text = ", ".join(_described_metric(task.entry, metric) for metric in task.entry.metrics)
         parts.append(f"{task.name} {text}" if len(tasks) > 1 else text)
     if len(tasks) == 1:
         parts[0] += " from generated texts" if args.predict_with_generate else " from teacher-forced scoring"
@@ -237,7 +238,7 @@ def described_metrics(tasks: "list[LoadedTask]", args: Any) -> str:
     return "; ".join([*parts, f"{direction} {best} is best"])
 
 
-def _described_metric(entry: dict, metric: str) -> str:
+def _described_metric(entry: TaskEntry, metric: str) -> str:
     """ "f1 (of the class equivalent)"; the name alone of metrics that are not of one class."""
-    of_one_class = Path(metric).stem in ("f1", "precision", "recall") and registry.positive_label(entry)
-    return f"{metric} (of the class {registry.positive_label(entry)})" if of_one_class else metric
+    of_one_class = Path(metric).stem in ("f1", "precision", "recall") and entry.positive_class
+    return f"{metric} (of the class {entry.positive_class})" if of_one_class else metric

@@ -6,6 +6,7 @@ from foundry.features import Feature, Features
 
 if TYPE_CHECKING:
     from foundry.arguments.task import TaskArguments
+    from tasks.entry import TaskEntry
     from tasks.mixture import Tasks
     from tasks.task import Task
 
@@ -14,7 +15,12 @@ class RowSource(Feature):
     """Reads the rows of tasks otherwise than all of them, before the training."""
 
     def task(
-        self, name: str, entry: dict, args: "TaskArguments", is_one_of_several: bool, recorded: dict | None = None
+        self,
+        name: str,
+        entry: "TaskEntry",
+        args: "TaskArguments",
+        is_one_of_several: bool,
+        recorded: dict | None = None,
     ) -> "Task":
         """As the function `task_of_entry`."""
         raise NotImplementedError
@@ -27,7 +33,7 @@ class RowSource(Feature):
 def task_of_entry(
     features: Features,
     name: str,
-    entry: dict,
+    entry: "TaskEntry",
     args: "TaskArguments",
     is_one_of_several: bool,
     recorded: dict | None = None,

@@ -8,14 +8,13 @@ import functools
 import itertools
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words, did_you_mean, listed, quoted
@@ -32,6 +31,7 @@ from foundry.corpora.files import (
 from foundry.corpora.hub import DataFiles, class_names_of, load_dataset_splits
 from foundry.corpora.reading import (
     ListCell,
+    as_list,
     class_names,
     first_line_fields,
     is_missing,
@@ -44,22 +44,8 @@ from foundry.corpora.reading import (
 )
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.sources import builtin_corpus
-from foundry.features import Column
-from tasks.registry import (
-    UnreadableRow,
-    answer_columns,
-    as_list,
-    call_on_row,
-    column_value,
-    columns_of,
-    eval_splits,
-    further_columns,
-    may_hide_answers,
-    means,
-    preprocess_of,
-    source_text,
-    target_text,
-)
+from tasks.entry import TaskEntry, UnreadableRow, call_on_row
+from tasks.registry import column_value, means, source_text, target_text
 from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
@@ -70,14 +56,9 @@ PRODIGY_FIELDS = frozenset(("_task_hash", "_input_hash", "spans", "accept"))
 NOT_ACCEPTED = ("reject", "ignore")
 
 
-def is_text_corpus(entry: dict) -> bool:
-    """Whether the task's rows are pieces of running text, cut from documents."""
-    return bool(entry.get("max_piece_length"))
-
-
 def load_rows(
     name: str,
-    entry: dict,
+    entry: TaskEntry,
     args: TaskArguments,
     split: str,
     left_out: Counter | None = None,
@@ -90,8 +71,8 @@ def load_rows(
     {(column, value): rows that this condition of skip_where leaves out} is added. files: a dictionary that gets {split:
     [the files read]}. most: no more rows than these are read.
     """
-    named, evaluated = own_files(args, entry), eval_splits(entry)[0]
-    held_out = entry.get("held_out") and split in ("train", evaluated) and evaluated not in named
+    named, evaluated = own_files(args, entry), entry.eval_splits[0]
+    held_out = entry.held_out and split in ("train", evaluated) and evaluated not in named
     source = "train" if held_out else split
     reader = SplitReader(name, entry, args, source)
     rows = list(itertools.islice(reader, most))
@@ -105,15 +86,15 @@ def load_rows(
         rows = training_rows(entry, rows)
     if not rows:
         raise UserError(f"task {name}, split {split}: no rows")
-    if may_hide_answers(entry, split) and _hides_answers(entry, rows):
+    if entry.may_hide_answers(split) and _hides_answers(entry, rows):
         for row in rows:
-            row.pop(entry["target"], None)
-    if entry.get("merge_references") and split != "train":
+            row.pop(entry.target, None)
+    if entry.merge_references and split != "train":
         return merged_references(entry, rows)
     return rows
 
 
-def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict], list[dict]]:
+def held_out_halves(name: str, entry: TaskEntry, rows: list[dict]) -> tuple[list[dict], list[dict]]:
     """(rows to train on, rows that are held out), drawn alike in every run. Rows with the same source stay together, so
     that the model is not trained on a source that evaluates it."""
     source_of = [source_text(entry, row) for row in rows]
@@ -123,7 +104,7 @@ def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict
             f"task {name}: {len(sources)} different sources are too few to hold some out for evaluation; "
             "give --validation_file"
         )
-    count = max(1, round(len(sources) * entry["held_out"] / 100))
+    count = max(1, round(len(sources) * entry.held_out / 100))
     chosen = np.random.default_rng(0).permutation(len(sources))[: min(count, len(sources) - 1)]
     held_out = {sources[number] for number in chosen}
     parts: tuple[list[dict], list[dict]] = ([], [])
@@ -132,20 +113,20 @@ def held_out_halves(name: str, entry: dict, rows: list[dict]) -> tuple[list[dict
     return parts
 
 
-def training_rows(entry: dict, rows: list[dict]) -> list[dict]:
+def training_rows(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """The rows of a task of texts with one reference each: {"a": "x", "target": ["y", "z"]} -> a row with "y" and a row
     with "z". Rows of other tasks are unchanged."""
-    if entry["target_type"] != "text":
+    if entry.target_type != "text":
         return rows
-    return [row | {entry["target"]: text} for row in rows for text in as_list(row[entry["target"]])]
+    return [row | {entry.target: text} for row in rows for text in as_list(row[entry.target])]
 
 
-def merged_references(entry: dict, rows: list[dict]) -> list[dict]:
+def merged_references(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """The evaluation rows with one row for each source: rows with the same source become one, with all their
     references, at the place of the first."""
-    target, merged = entry["target"], {}
+    target, merged = entry.target, {}
     for row in rows:
-        source = tuple(str(row[column]) for column in entry["inputs"].values())
+        source = tuple(str(row[column]) for column in entry.reads)
         if source not in merged:
             merged[source] = dict(row)
             if target in row:
@@ -155,10 +136,10 @@ def merged_references(entry: dict, rows: list[dict]) -> list[dict]:
     return list(merged.values())
 
 
-def _hides_answers(entry: dict, rows: list[dict]) -> bool:
+def _hides_answers(entry: TaskEntry, rows: list[dict]) -> bool:
     """Whether the answers of a test split are secret: missing, or -1, "" or an empty list in every row, as on the Hub.
     In some rows alone such a value may be an answer, as with the labels -1, 0 and 1."""
-    for column in (entry["target"], *entry.get("metric_columns", [])):
+    for column in (entry.target, *entry.metric_columns):
         values = [row.get(column) for row in rows]
         if None in values or all(value in (-1, "", []) for value in values):
             return True
@@ -166,25 +147,25 @@ def _hides_answers(entry: dict, rows: list[dict]) -> bool:
 
 
 # ---------------------------------------------------------------- files
-def own_files(args: TaskArguments, entry: dict) -> dict[str, list[str]]:
+def own_files(args: TaskArguments, entry: TaskEntry) -> dict[str, list[str]]:
     """{split: --train_file or --validation_file}, which replace the task's own source; {} for own pairs, whose entry
     names them."""
     if OWN in comma_words(args.dataset_name or ""):
         return {}
-    files = {"train": args.train_file, eval_splits(entry)[0]: args.validation_file}
+    files = {"train": args.train_file, entry.eval_splits[0]: args.validation_file}
     return {split: paths for split, paths in files.items() if paths}
 
 
-def files_of_split(name: str, entry: dict, args: TaskArguments, split: str) -> Files:
+def files_of_split(name: str, entry: TaskEntry, args: TaskArguments, split: str) -> Files:
     """The files of a split that the flags or the entry name, as {column: files} where lines of text files belong
     together; None if the split is on the Hub. UserError if the entry names neither files nor the Hub for it."""
-    suffixes = TEXT_SUFFIXES if is_text_corpus(entry) else ROW_SUFFIXES
+    suffixes = TEXT_SUFFIXES if entry.is_running_text else ROW_SUFFIXES
     if own := own_files(args, entry).get(split):
         return expand_files("--train_file" if split == "train" else "--validation_file", own, suffixes)
-    if entry.get("builtin"):
-        return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / entry["builtin"] / f"{split}.jsonl"]
-    files = entry.get("files", {})
-    if entry.get("hub") and (name == OWN or not args.data_dir):
+    if entry.builtin:
+        return [builtin_corpus(Path(args.data_cache_dir).expanduser()) / entry.builtin / f"{split}.jsonl"]
+    files = entry.files
+    if entry.hub and (name == OWN or not args.data_dir):
         return None
     if split not in files:
         available = ", ".join(files) or "none (and the entry has no hub or builtin): give --train_file"
@@ -220,12 +201,12 @@ def _paths(
     return expand_files(f"task {name}:", paths, suffixes, parallel)
 
 
-def read_records(entry: dict, path: Path, has_header: bool | None = None) -> Iterator[dict]:
+def read_records(entry: TaskEntry, path: Path, has_header: bool | None = None) -> Iterator[dict]:
     """The records of one file as {its own column name: value}; columns of a .tsv without a header are numbered from 0.
 
     has_header: whether line 1 of a .tsv is a header; None: found out from the entry and that line.
     """
-    if is_text_corpus(entry) and is_plain_text(path):
+    if entry.is_running_text and is_plain_text(path):
         return ({"text": document} for document in read_text_documents(path))
     if data_kind(path) in (".tsv", ".txt"):
         if has_header is None:
@@ -234,15 +215,15 @@ def read_records(entry: dict, path: Path, has_header: bool | None = None) -> Ite
     return read_rows(path)
 
 
-def _has_header(entry: dict, path: Path) -> bool:
+def _has_header(entry: TaskEntry, path: Path) -> bool:
     """Whether line 1 of a tab-separated file is a header. Where the entry counts the file's columns, it is one only if
     it has the names of the entry's inputs, and these are not numbers themselves."""
     places: list = []
-    for source in entry.get("file_columns", {}).values():
+    for source in entry.file_columns.values():
         places += as_list(source)
     if set(map(type, places)) != {int}:
         return True
-    names = set(entry["inputs"].values())
+    names = set(entry.reads)
     return not all(map(str.isdecimal, names)) and names <= set(first_line_fields(path))
 
 
@@ -260,6 +241,124 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
                 others = ", ".join(str(path) for path in paths.values() if path != shorter)
                 raise UserError(f"{shorter}: ends at line {number - 1:,}, before {others}")
             yield {column: line.rstrip("\r\n") for column, line in zip(paths, lines, strict=True)}
+
+
+# ---------------------------------------------------------------- the columns of a row
+@functools.cache
+def getter(column: str | int) -> Callable[[dict], object]:
+    """The function from a row to the value of a column, or MISSING; a dotted name descends into records, and through
+    lists of them.
+
+    getter("answers.text")({"answers": {"text": ["a"]}}) -> ["a"], and so of {"answers": [{"text": "a"}]}. Lists in a
+    list of records are joined to one.
+    """
+    first, dot, rest = str(column).partition(".")
+    if not dot:
+        return lambda row: row.get(column, MISSING)
+    inner = getter(rest)
+
+    def get(row: dict) -> object:
+        if column in row:
+            return row[column]
+        value = row.get(first)
+        if isinstance(value, dict):
+            return inner(value)
+        if not isinstance(value, list):
+            return MISSING
+        joined: list = []
+        for item in value:
+            found = inner(item) if isinstance(item, dict) else MISSING
+            if found is MISSING:
+                return MISSING
+            joined += as_list(found)
+        return joined
+
+    return get
+
+
+class ColumnReader:
+    """The columns of an entry in the rows of a file, found by functions that are made once for all rows.
+
+    names: {column: its name in the file, or several}, as an entry's `file_columns`. as_text: columns whose records and
+    lists are read as text. hint: ends the message that a value is no text.
+    """
+
+    def __init__(self, columns: Iterable[str], names: dict, as_text: Collection[str] = (), hint: str = ""):
+        self.names, self.as_text, self.hint = names, as_text, hint
+        self.getters = {column: getter(column) for column in columns}
+        self.sources = {column: [getter(name) for name in as_list(name)] for column, name in names.items()}
+        self.around = {column: self._around(column) for column in self.getters}
+
+    def _around(self, column: str) -> list[Callable[[dict], object]]:
+        """Getters of the records that hold the column in the file."""
+        names = map(str, as_list(self.names.get(column, column)))
+        return [getter(name.rpartition(".")[0]) for name in names if "." in name]
+
+    def renamed(self, row: dict) -> dict:
+        """{column: the row's value under its name in the file}, without columns that the row lacks. Of several names it
+        is the list of all their values that are not empty."""
+        renamed = {}
+        for column, getters in self.sources.items():
+            values = [get(row) for get in getters]
+            if MISSING in values:
+                continue
+            if not isinstance(self.names[column], list):
+                renamed[column] = values[0]
+                continue
+            texts = itertools.chain.from_iterable(map(as_list, values))
+            renamed[column] = [text for text in texts if not is_missing(text) and text != ""]
+        return renamed
+
+    def checked(self, row: dict, column: str, place: str, why: str) -> object:
+        """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing
+        or empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages,
+        whose roles would be lost. why: what the message says of the need."""
+        value = self.getters[column](row)
+        if column in self.as_text and isinstance(value, dict | list):
+            return with_spaces(value.text if isinstance(value, ListCell) else json.dumps(value, ensure_ascii=False))
+        if is_messages(value) or any(is_messages(get(row)) for get in self.around[column]):
+            raise UserError(
+                f"{place}: the column {column} holds messages of a dialogue. Leave out --source_column and "
+                "--target_column: rows with messages, conversations, or prompt and completion are read as dialogues "
+                "(--record_shape messages, conversations, prompt_completion)"
+            )
+        if value is MISSING:
+            names = as_list(self.names.get(column, column))
+            missing = [name for name in names if value_of(row, name) is MISSING] or [column]
+            raise no_column(place, str(missing[0]), row, why)
+        if lacks_value(value):
+            in_part = " in part" if value else ""
+            raise UserError(f"{place}: the column {column} is empty{in_part}, {why}")
+        texts = []
+        for item in as_list(value):
+            if isinstance(item, dict) and isinstance(value, ListCell):
+                raise UserError(f"{place}: the column {column} holds text that is a JSON object{self.hint}")
+            if isinstance(item, dict | list | bytes):
+                kind = f"no text, but a value of type {type(item).__name__}"
+                hint = "" if isinstance(item, bytes) else self.hint
+                raise UserError(f"{place}: the column {column} holds {kind}{hint}")
+            texts.append(with_spaces(item) if isinstance(item, str) else item)
+        return texts if isinstance(value, list | tuple) else texts[0]
+
+
+def value_of(row: dict, column: str | int) -> object:
+    """The value of a column in one row, or MISSING."""
+    return getter(column)(row)
+
+
+def no_column(place: str, column: str, row: dict, why: str) -> UserError:
+    """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
+    B"."""
+    names = [quoted(str(name)) for name in row]
+    near, header = did_you_mean(column, names), ""
+    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes}:
+        header = "; line 1 of the file is its header"
+    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
+
+
+def lacks_value(value: object) -> bool:
+    """Whether a value is missing, or a list has a missing item."""
+    return any(map(is_missing, as_list(value)))
 
 
 # ---------------------------------------------------------------- records -> rows
@@ -301,41 +400,25 @@ class SplitReader:
     skip_where and train_without.
     """
 
-    def __init__(self, name: str, entry: dict, args: TaskArguments, split: str, files_of: str | None = None):
+    def __init__(self, name: str, entry: TaskEntry, args: TaskArguments, split: str, files_of: str | None = None):
         self.name, self.entry, self.split = name, entry, split
         self.files = files_of_split(name, entry, args, files_of or split)
-        names_are_the_hubs = self.files is None and "files" in entry
-        self.renamed = {} if names_are_the_hubs else entry.get("file_columns", {})
-        self.json_as_text = entry.get("json_as_text", False)
+        names_are_the_hubs = self.files is None and entry.files
+        self.renamed = {} if names_are_the_hubs else entry.file_columns
+        lists = [column.column for column in entry.further_columns.values() if column.kind == "answers"]
+        self.answers = [column for column in entry.answer_columns if column not in lists]
+        as_text = set(entry.row_columns) - set(lists) if entry.json_as_text else set()
+        hint = "; --json_as_text true reads it as text" if name == OWN else ""
+        self.columns = ColumnReader(entry.row_columns, self.renamed, as_text, hint)
         self.first = ""  # place and columns of the first record, named in errors about later ones
-        without = entry.get("train_without", {}) if split == "train" else {}
-        conditions, self.elsewhere = entry.get("skip_where", {}), set()
+        without = entry.train_without if split == "train" else None
+        conditions, self.elsewhere = entry.skip_where, set()
         if isinstance(without, dict):
             conditions = conditions | without
-        elif self.files and not own_files(args, entry):
+        elif without and self.files and not own_files(args, entry):
             self.elsewhere = {source_text(entry, row) for row in SplitReader(name, entry, args, without)}
-        self.filter = RowFilter(conditions, columns_of(entry) if "inputs" in entry else ())
+        self.filter = RowFilter(conditions, entry.row_columns if entry.inputs else ())
         self.left_out = self.filter.left_out
-
-    @functools.cached_property
-    def columns(self) -> list[str]:
-        """The columns that are read."""
-        return columns_of(self.entry)
-
-    @functools.cached_property
-    def lists(self) -> list[str]:
-        """Those that hold as many answers as a row has, or none."""
-        return [column.column for column in self.further if column.kind == "answers"]
-
-    @functools.cached_property
-    def answers(self) -> list[str]:
-        """Those that hold an answer, of which no row may have none."""
-        return [column for column in answer_columns(self.entry) if column not in self.lists]
-
-    @functools.cached_property
-    def further(self) -> list[Column]:
-        """The columns beside inputs and target."""
-        return list(further_columns(self.entry).values())
 
     def __iter__(self) -> Iterator[dict]:
         for records, where in self.sources():
@@ -345,7 +428,7 @@ class SplitReader:
     def sources(self) -> Iterator[tuple[Iterable[dict], str]]:
         """Yields (records, their file or data set) for each file of the split, or once for the Hub."""
         if self.files is None:
-            where, config = self.entry["hub"]
+            where, config = self.entry.hub
             splits = load_dataset_splits(where, config, f"task {self.name}, data set")
             if self.split not in splits:
                 more = ""
@@ -379,7 +462,7 @@ class SplitReader:
         """
         if self.name != OWN:
             return records
-        if labels := self.entry.get("labels"):
+        if labels := self.entry.labels:
             names = {column: of_column for column, of_column in names.items() if {*labels} & {*of_column}}
         return (_with_class_names(record, names) for record in records) if names else records
 
@@ -387,7 +470,7 @@ class SplitReader:
         """Yields the rows made of a record: cut into pieces, columns renamed, preprocessed, and checked."""
         self.first = self.first or f"{place} has ({listed(record)})"
         for piece in pieces_of(self.entry, record, place):
-            renamed = piece | renamed_columns(piece, self.renamed)
+            renamed = piece | self.columns.renamed(piece)
             for row in as_list(preprocessed(self.entry, renamed, place)):
                 if self.filter.leaves_out(row | renamed, place):
                     continue
@@ -397,22 +480,21 @@ class SplitReader:
 
     def _picked(self, row: dict, place: str) -> dict:
         """The task's columns of a row, checked. Only the answers of a test split may be missing."""
-        entry, hidden = self.entry, may_hide_answers(self.entry, self.split)
-        picked = dict(row) if "tokenize" in entry else {}  # its function may read any column
-        for column in self.columns:
-            value = value_of(row, column)
-            is_there = value is not MISSING and not lacks_value(value)
-            if is_there or not hidden or column in entry["inputs"].values():
-                why = f"which task {self.name} needs"
-                if value is MISSING and not self.first.startswith(place):
-                    why += f" and {self.first}"
-                hint = "; --json_as_text true reads it as text" if self.name == OWN else ""
-                as_text = self.json_as_text and column not in self.lists
-                picked[column] = checked_value(row, column, self.renamed, place, why, as_text, hint)
-        if len(self.answers) > 1 or entry["target_type"] != "text":  # a list of texts would be references
+        entry, hidden = self.entry, self.entry.may_hide_answers(self.split)
+        picked = dict(row) if entry.tokenize else {}  # its function may read any column
+        for column, get in self.columns.getters.items():
+            value = get(row)
+            may_be_hidden = hidden and column not in entry.reads
+            if may_be_hidden and (value is MISSING or lacks_value(value)):
+                continue
+            why = f"which task {self.name} needs"
+            if value is MISSING and not self.first.startswith(place):
+                why += f" and {self.first}"
+            picked[column] = self.columns.checked(row, column, place, why)
+        if len(self.answers) > 1 or entry.target_type != "text":  # a list of texts would be references
             for column in self.answers:
                 if column in picked:
-                    picked[column] = single_answer(picked[column], column, place, column == entry["target"])
+                    picked[column] = single_answer(picked[column], column, place, column == entry.target)
         if hidden:
             return picked
         for column in self.answers:
@@ -420,7 +502,7 @@ class SplitReader:
                 raise UserError(f"{place}: the column {column} is empty, which task {self.name} needs")
         try:
             target_text(self.name, entry, picked)
-            for further in self.further:
+            for further in entry.further_columns.values():
                 if not further.has_tokens:
                     column_value(further, picked)
         except ValueError as error:
@@ -440,55 +522,12 @@ def _with_class_names(record: dict, names: dict[str, list[str]]) -> dict:
     return named
 
 
-def lacks_value(value: object) -> bool:
-    """Whether a value is missing, or a list has a missing item."""
-    return any(map(is_missing, as_list(value)))
-
-
 def is_written(value: object, text: str) -> bool:
     """Whether `text`, the value of a condition such as skip_where's, `means` this value of a row; "" means a missing or
     empty one."""
     if lacks_value(value) or text == "":
         return text == "" and (lacks_value(value) or value == "")
     return means(text, value)
-
-
-def checked_value(
-    row: dict, column: str, renamed: dict, place: str, why: str, json_as_text: bool = False, hint: str = ""
-) -> object:
-    """The value of a column, or its list of values, with spaces in place of separators. UserError if it is missing or
-    empty, or if a value is a record, a list or bytes, which have no text but Python's notation, or of messages, whose
-    roles would be lost.
-
-    renamed: {column: its name in the source}, as an entry's `file_columns`. why: what the message says of the need.
-    json_as_text: a record or a list is the text of its cell, or in files with types its JSON. hint: ends the
-    message that a value is no text.
-    """
-    value, names = value_of(row, column), as_list(renamed.get(column, column))
-    if json_as_text and isinstance(value, dict | list):
-        return with_spaces(value.text if isinstance(value, ListCell) else json.dumps(value, ensure_ascii=False))
-    around = [value_of(row, str(name).rpartition(".")[0]) for name in names if "." in str(name)]
-    if any(map(is_messages, (value, *around))):
-        raise UserError(
-            f"{place}: the column {column} holds messages of a dialogue. Leave out --source_column and "
-            "--target_column: rows with messages, conversations, or prompt and completion are read as dialogues "
-            "(--record_shape messages, conversations, prompt_completion)"
-        )
-    if value is MISSING:
-        missing = [name for name in names if value_of(row, name) is MISSING] or [column]
-        raise no_column(place, str(missing[0]), row, why)
-    if lacks_value(value):
-        in_part = " in part" if value else ""
-        raise UserError(f"{place}: the column {column} is empty{in_part}, {why}")
-    texts = []
-    for item in as_list(value):
-        if isinstance(item, dict) and isinstance(value, ListCell):
-            raise UserError(f"{place}: the column {column} holds text that is a JSON object{hint}")
-        if isinstance(item, dict | list | bytes):
-            kind = f"no text, but a value of type {type(item).__name__}"
-            raise UserError(f"{place}: the column {column} holds {kind}{'' if isinstance(item, bytes) else hint}")
-        texts.append(with_spaces(item) if isinstance(item, str) else item)
-    return texts if isinstance(value, list | tuple) else texts[0]
 
 
 def single_answer(value: object, column: str, place: str, is_target: bool) -> object:
@@ -510,23 +549,13 @@ def single_answer(value: object, column: str, place: str, is_target: bool) -> ob
     return value[0]
 
 
-def no_column(place: str, column: str, row: dict, why: str) -> UserError:
-    """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
-    B"."""
-    names = [quoted(str(name)) for name in row]
-    near, header = did_you_mean(column, names), ""
-    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes}:
-        header = "; line 1 of the file is its header"
-    return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
-
-
-def pieces_of(entry: dict, record: dict, place: str) -> Iterator[dict]:
+def pieces_of(entry: TaskEntry, record: dict, place: str) -> Iterator[dict]:
     """The rows of a record: those nested in it if the entry has `records`; for a task on running text, one for each
     sentence-like piece of its column text; else the record itself."""
-    if is_text_corpus(entry) and isinstance(record.get("text"), str):
-        return (record | {"text": piece} for piece in cut_sentences(record["text"], entry["max_piece_length"]))
-    if entry.get("records"):
-        return nested_rows(record, entry["records"].split("."), place)
+    if entry.is_running_text and isinstance(record.get("text"), str):
+        return (record | {"text": piece} for piece in cut_sentences(record["text"], entry.max_piece_length))
+    if entry.records:
+        return nested_rows(record, entry.records.split("."), place)
     return iter([record])
 
 
@@ -557,26 +586,10 @@ def nested_rows(record: dict, path: list[str], place: str) -> Iterator[dict]:
             yield outer | row
 
 
-def renamed_columns(row: dict, names: dict) -> dict:
-    """{column: the row's value under its name in the source}, without columns that the row lacks. names: {column: name
-    in the source, or a list of names}, which gives the list of all their values that are not empty."""
-    renamed = {}
-    for column, source in names.items():
-        values = [value_of(row, name) for name in as_list(source)]
-        if MISSING in values:
-            continue
-        if not isinstance(source, list):
-            renamed[column] = values[0]
-            continue
-        texts = itertools.chain.from_iterable(map(as_list, values))
-        renamed[column] = [text for text in texts if not is_missing(text) and text != ""]
-    return renamed
-
-
-def preprocessed(entry: dict, row: dict, place: str) -> dict | list[dict]:
+def preprocessed(entry: TaskEntry, row: dict, place: str) -> dict | list[dict]:
     """The row, or list of rows, that the entry's `preprocess` makes of a row. UserError, with the place, if it cannot
     read the row or returns anything else."""
-    function, name = preprocess_of(entry)
+    function, name = entry.prepare, entry.prepare_name
     try:
         made = call_on_row(f"the preprocess {name}", function, row)
     except UnreadableRow as error:
@@ -587,26 +600,3 @@ def preprocessed(entry: dict, row: dict, place: str) -> dict | list[dict]:
             "a list of rows ([] leaves this one out)"
         )
     return made
-
-
-def value_of(row: dict, column: str | int) -> object:
-    """The value of a column, or MISSING; a dotted name descends into records, and through lists of them.
-
-    ({"answers": {"text": ["a"]}}, "answers.text") -> ["a"], and so does {"answers": [{"text": "a"}]}. Lists in a list
-    of records are joined to one.
-    """
-    if column in row or not isinstance(column, str):
-        return row.get(column, MISSING)
-    first, _, rest = column.partition(".")
-    value = row.get(first)
-    if isinstance(value, dict):
-        return value_of(value, rest)
-    if not isinstance(value, list):
-        return MISSING
-    joined = []
-    for item in value:
-        inner = value_of(item, rest) if isinstance(item, dict) else MISSING
-        if inner is MISSING:
-            return MISSING
-        joined += as_list(inner)
-    return joined

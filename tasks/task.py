@@ -15,23 +15,25 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
-from foundry.features import Column, further_fields, task_features
+from foundry.features import Column, task_features
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
 from tasks import examples, registry
+from tasks.entry import FURTHER_COLUMNS, TaskEntry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
 from tasks.metrics.words import OF_WORDS, remarks
-from tasks.own_entry import completed, translated
-from tasks.rows import PRODIGY, is_text_corpus, load_rows
+from tasks.named import check_tasks
+from tasks.own_pairs import completed
+from tasks.rows import PRODIGY, load_rows
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -48,20 +50,23 @@ class Task:
     entry.
 
     is_one_of_several: the names of its metrics then begin with its own. recorded: fields for the entry from task.json
-    of the evaluated model. functions: {field of the entry: name of its function}. streamed_before: in an evaluation,
-    what the training held out of a stream, as `recorded_stream` gives it.
+    of the evaluated model. streamed_before: in an evaluation, what the training held out of a stream, as
+    `recorded_stream` gives it.
     """
 
     early: tuple[list[dict], Counter] | None = None  # training rows that the next `read` need not read again
     streamed_before: dict[str, str | int] | None = None
 
     def __init__(
-        self, name: str, entry: dict, args: TaskArguments, is_one_of_several: bool = False, recorded: dict | None = None
+        self,
+        name: str,
+        entry: TaskEntry,
+        args: TaskArguments,
+        is_one_of_several: bool = False,
+        recorded: dict | None = None,
     ):
-        entry = completed(args) if name == OWN else translated(name, entry)
-        self.functions = registry.functions_of(entry)
-        entry = registry.plain_entry(entry) | (recorded or {})
-        registry.check_entry(name, entry)
+        entry = completed(args) if name == OWN else entry
+        entry = dataclasses.replace(entry, **(recorded or {})).checked(name)
         check_metrics(name, entry)
         benchmark, slash, _ = name.rpartition("/")  # a task of another benchmark than --benchmark is BENCHMARK/NAME
         self.name, self.entry, self.is_one_of_several = name.replace("/", "_"), entry, is_one_of_several
@@ -107,8 +112,8 @@ class Task:
 
     def is_held_out(self, split: str) -> bool:
         """Whether the rows of a split are taken from the text of the training."""
-        is_evaluated = split in registry.eval_splits(self.entry)
-        return is_evaluated and is_text_corpus(self.entry) and not self.args.validation_file
+        is_evaluated = split in self.entry.eval_splits
+        return is_evaluated and self.entry.is_running_text and not self.args.validation_file
 
     def training_rows(self) -> list[dict]:
         """Those by which the length of targets is chosen, and a tokenizer is trained: all."""
@@ -119,7 +124,7 @@ class Task:
         """What the names of a split's metrics begin with after "eval_": "", "cola", "validation_matched" or
         "mnli_validation_matched"."""
         parts = [self.name] if self.is_one_of_several else []
-        if [split] != registry.eval_splits(self.entry):
+        if [split] != self.entry.eval_splits:
             parts.append(split)
         return "_".join(parts)
 
@@ -143,19 +148,18 @@ class LoadedTask(Task):
         self.name = task.name
         self.args = task.args
         self.is_one_of_several = task.is_one_of_several
-        self.functions = task.functions
         self.files = task.files
         self.entry = task.entry
         self.tokenizer = tokenizer
         self.numbers_from = "as its entry says"
-        if self.entry["target_type"] == "number" and "numbers" not in self.entry:
+        if self.entry.target_type == "number" and self.entry.numbers is None:
             self._find_numbers(rows)
         self.rows, self.data, self.sources = {}, {}, {}
         self.examples = {split: len(all_rows) for split, all_rows in rows.items()}
         for split, all_rows in rows.items():
             limit = self.args.max_train_samples if split == "train" else self.args.max_eval_samples
             of_split = examples.without_end_tokens(self.entry, tokenizer, all_rows[:limit], self._place(split))
-            for feature in task_features():
+            for feature in task_features() if self.entry.further else ():
                 of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
@@ -169,17 +173,18 @@ class LoadedTask(Task):
 
     def _find_numbers(self, rows: dict[str, list[dict]]) -> None:
         """Completes the entry of a task of numbers."""
-        target = self.entry["target"]
+        target = self.entry.target
         for split in ("train", *rows):
             if split in rows and target in rows[split][0]:
                 self.numbers_from = f"from the {split} rows"
-                self.entry = self.entry | {"numbers": registry.found_numbers(row[target] for row in rows[split])}
+                numbers = registry.found_numbers(row[target] for row in rows[split])
+                self.entry = dataclasses.replace(self.entry, numbers=numbers)
                 return
 
     def shown_of(self, split: str, rows: list[dict], made: list[dict]) -> list[list[Sample]]:
         """The parts of rows that the model gets, with what was cut. made: the rows' tokens."""
         name = f"{self.name} {split}" if self.is_one_of_several else split
-        further = registry.further_columns(self.entry)
+        further = self.entry.further_columns
         shown = []
         for row, uncut in zip(made, self.uncut(rows), strict=True):
             sides = {"input_ids": "source", "labels": "target"}
@@ -215,17 +220,17 @@ class LoadedTask(Task):
     def _warn_about_labels(self, split: str, limit: int | None) -> None:
         """Prints a line if a label stands in no row. limit: rows of the split that are kept at most."""
         rows = self.rows[split]
-        if self.entry["target_type"] != "class" or self.entry["target"] not in rows[0]:
+        if self.entry.target_type != "class" or self.entry.target not in rows[0]:
             return
         used = {registry.target_text(self.name, self.entry, row) for row in rows}
-        if missing := [label for label in self.entry["labels"] if label not in used]:
+        if missing := [label for label in self.entry.labels if label not in used]:
             first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
             print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
 
     def _warn_about_rouge(self, split: str) -> None:
         """Prints a line if ROUGE means little: if rouge_score's tokenizer drops most letters of the targets."""
-        rouge = [metric for metric in self.entry["metrics"] if metric.startswith("rouge")]
-        if not rouge or split not in registry.eval_splits(self.entry):
+        rouge = [metric for metric in self.entry.metrics if metric.startswith("rouge")]
+        if not rouge or split not in self.entry.eval_splits:
             return
         letters = lost = 0
         for row in self.rows[split]:
@@ -241,10 +246,10 @@ class LoadedTask(Task):
 
     def _remark_on_metrics(self, split: str) -> None:
         """Prints what sacrebleu takes for words of the split's targets, where that is not what most would expect."""
-        metrics = OF_WORDS.intersection(self.entry["metrics"]) - self.entry.get("metric_functions", {}).keys()
-        if split == "train" or not metrics or self.entry["target"] not in self.rows[split][0]:
+        metrics = OF_WORDS.intersection(self.entry.metrics) - self.entry.metric_functions.keys()
+        if split == "train" or not metrics or self.entry.target not in self.rows[split][0]:
             return
-        references = [registry.as_list(texts) for texts in examples.references_of(self.entry, self.rows[split])[0]]
+        references = [as_list(texts) for texts in examples.references_of(self.entry, self.rows[split])[0]]
         for remark in remarks(sorted(metrics), references):
             print_once(f"{self._place(split)}: {remark}")
 
@@ -255,20 +260,19 @@ class LoadedTask(Task):
         entry, args, rows = self.entry, self.args, self.rows[split]
         lengths = examples.max_lengths(entry, split)
         tokenize = examples.build_tokenize_function(self.name, entry, self.tokenizer, *lengths)
-        if "tokenize" in entry:  # no hash tells what a function does, so its tokens are not cached
+        if entry.tokenize:  # no hash tells what a function does, so its tokens are not cached
             made = tokenize(examples.as_columns(rows))
             data = datasets.Dataset.from_dict(made)
             data._fingerprint = hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]
             return data
-        further = registry.further_columns(entry)
-        columns = [*entry["inputs"].values(), entry["target"], *(each.column for each in further.values())]
+        further = entry.further_columns
+        columns = [*entry.reads, entry.target, *(each.column for each in further.values())]
         columns = [column for column in columns if column in rows[0]]
-        fields = ("prefix", "inputs", "target", "target_type", "labels", "numbers")
-        texts = [entry.get(field) for field in fields]
-        for field in further_fields("column"):
+        texts = [entry.prefix, entry.inputs, entry.target, entry.target_type, entry.labels or None, entry.numbers]
+        for field in FURTHER_COLUMNS:
             texts.append(further[field].column if field in further else None)
-        if "columns" in entry:
-            texts.append(entry["columns"])
+        if entry.columns is not None:
+            texts.append(entry.columns)
         texts.append(ROWS_FORMAT)
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, examples.as_columns(rows, columns)]
         contents = json.dumps(decisive, default=str)
@@ -280,14 +284,14 @@ class LoadedTask(Task):
             # All values become texts: Arrow would store 3 as 3.0 in a column with a 2.5, and refuse mixed types.
             written: dict[str, list] = {}
             for name in columns:
-                written[name] = [list(map(str, registry.as_list(row[name]))) for row in rows]
-            if entry["target"] in written:
-                written[entry["target"]] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
+                written[name] = [list(map(str, as_list(row[name]))) for row in rows]
+            if entry.target in written:
+                written[entry.target] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
             tokenised = datasets.Dataset.from_dict(written).map(
                 tokenize,
                 batched=True,
                 remove_columns=columns,
-                features=stored_types(further, entry["target"] in written),
+                features=stored_types(further, entry.target in written),
                 keep_in_memory=True,
                 load_from_cache_file=False,
                 new_fingerprint=key,
@@ -319,7 +323,7 @@ class LoadedTask(Task):
         length = examples.answer_length(self.entry, labels)
         generated = with_generate or labels is None
         rows = self.rows[split]
-        if self.entry["target"] in rows[0]:
+        if self.entry.target in rows[0]:
             try_metrics(self.name, self.entry, *examples.references_of(self.entry, rows))
         compute_metrics = examples.task_metrics(self.entry, self.tokenizer, generated, rows)
         return EvaluationTask(compute_metrics, labels, generated, max_length=length + 1)

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from constants import DATASET_VALS, TASK_RECORD
-from foundry.arguments.own_pairs import FLAGS_OF_FEATURES, OWN, READING
-from foundry.arguments.task import LENGTHS, TaskArguments, task_arguments
+from foundry.arguments.task import LENGTHS, OWN, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
 from foundry.common.reports import is_of, record_json
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
+from foundry.corpora.reading import as_list
 from foundry.features import features_of, task_features
 from foundry.text_source import recorded_types
 from tasks.metrics.scoring import METRICS
-from tasks.registry import as_list
+from tasks.own_pairs import FLAGS_OF_FEATURES, READING
 from tasks.trained_rows import TrainedRows
 
 # The flags that say where the rows are: taken from the record all together or not at all.
@@ -141,7 +141,7 @@ def recorded_stream(folder: str, name: str) -> dict[str, str | int]:
 
 def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
     """UserError if the entry of a recorded task lacks a function that it had in training; prints a line if a function
-    now has another name. now: what `functions_of` of tasks/registry.py returns for the entry."""
+    now has another name. now: `functions` of its TaskEntry."""
     recorded = read_record(folder).get(FUNCTIONS, {}).get(name.replace("/", "_"), {})
     for field, function in recorded.items():
         if field not in now:

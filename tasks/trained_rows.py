@@ -11,6 +11,7 @@ import hashlib
 import heapq
 from dataclasses import dataclass
 
+from tasks.entry import TaskEntry
 from tasks.registry import reference_texts
 
 MOST_HASHES = 4096  # in task.json: 45 kB
@@ -27,7 +28,7 @@ class TrainedRows:
     below: int = _END
 
     @classmethod
-    def of_rows(cls, entry: dict, rows: list[dict], sources: list[str]) -> "TrainedRows":
+    def of_rows(cls, entry: TaskEntry, rows: list[dict], sources: list[str]) -> "TrainedRows":
         """Those of all rows."""
         hashes = set()
         for row, source in zip(rows, sources, strict=True):
@@ -52,7 +53,7 @@ class TrainedRows:
         """The smallest MOST_HASHES of them, as hexadecimal numbers."""
         return " ".join(f"{number:0{2 * _BYTES}x}" for number in heapq.nsmallest(MOST_HASHES, self.hashes))
 
-    def count(self, entry: dict, rows: list[dict], sources: list[str]) -> tuple[int, int, bool]:
+    def count(self, entry: TaskEntry, rows: list[dict], sources: list[str]) -> tuple[int, int, bool]:
         """(rows that have the source of a training row, others that are one with source and target swapped, whether
         both are estimates from the rows that the sample would have)."""
         same = swapped = tried = 0
@@ -71,9 +72,9 @@ class TrainedRows:
         return same, min(swapped, len(rows) - same), True
 
 
-def _targets(entry: dict, row: dict) -> list[str]:
+def _targets(entry: TaskEntry, row: dict) -> list[str]:
     """The targets of a row, if they are texts."""
-    if entry["target_type"] != "text" or entry["target"] not in row:
+    if entry.target_type != "text" or entry.target not in row:
         return []
     return reference_texts("", entry, row)
 

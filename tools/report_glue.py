@@ -31,10 +31,11 @@ from foundry.common.paths import check_folder, refuse_links
 from foundry.common.processes import run_script, say
 from foundry.common.reports import end_summary, first_line, read_json, write_aside, write_json
 from foundry.common.words import mean_and_deviation
-from tasks.registry import eval_splits, test_splits, value_of_text
+from tasks.named import find_entry
+from tasks.registry import value_of_text
 
-GLUE = DATASET_VALS["glue"]
-TASKS = [name for name, task in GLUE.items() if "train_with" not in task]
+GLUE = {name: find_entry("glue", name) for name in DATASET_VALS["glue"]}
+TASKS = [name for name, entry in GLUE.items() if not entry.train_with]
 UNSCORED = {("cola", "accuracy")}  # shown, but left out of GLUE's score
 WANTED_AS_WORDS = ("mnli", "ax", "qnli", "rte")  # the server takes the label's words; the other classes as 0 and 1
 SHORT = {"matthews_correlation": "Matthews", "pearson": "Pearson", "spearman": "Spearman", "f1": "F1"}
@@ -79,8 +80,8 @@ def runs_by_task(folders: list[Path]) -> dict[str, dict[int, Path]]:
 
 def metric_keys(name: str) -> dict[str, str]:
     """{name in the table: key in all_results.json}: mrpc -> {"F1": "eval_f1", "accuracy": "eval_accuracy"}."""
-    keys, splits = {}, eval_splits(GLUE[name])
-    for metric, split in itertools.product(GLUE[name]["metrics"], splits):
+    keys, splits = {}, GLUE[name].eval_splits
+    for metric, split in itertools.product(GLUE[name].metrics, splits):
         label = f", {split.removeprefix('validation_')}" if len(splits) > 1 else ""
         keys[SHORT.get(metric, metric) + label] = f"eval_{split}_{metric}" if len(splits) > 1 else f"eval_{metric}"
     return keys
@@ -88,7 +89,7 @@ def metric_keys(name: str) -> dict[str, str]:
 
 def title(name: str) -> str:
     """GLUE's own name of a task: "cola" -> "CoLA", "mnli" -> "MNLI"."""
-    file = GLUE[name]["submission_file"]
+    file = GLUE[name].submission_file
     return file.removesuffix(".tsv") if isinstance(file, str) else name.upper()
 
 
@@ -197,8 +198,9 @@ def write_submission(folder: Path) -> list[str]:
 
 def submission_files(name: str) -> dict[str, str]:
     """{test split: file of the zip}: rte -> {"test": "RTE.tsv"}."""
-    files = GLUE[name]["submission_file"]
-    return files if isinstance(files, dict) else dict.fromkeys(test_splits(GLUE[name]), files)
+    entry = GLUE[name]
+    files = entry.submission_file
+    return files if isinstance(files, dict) else dict.fromkeys(entry.test_splits, str(files))
 
 
 def submitted(name: str, answer: str) -> str | int:
@@ -206,9 +208,9 @@ def submitted(name: str, answer: str) -> str | int:
     ends at 5."""
     entry = GLUE[name]
     value = value_of_text(entry, answer) or 0
-    if entry["target_type"] == "number":
+    if entry.target_type == "number":
         return f"{min(max(value, 0.0), 5.0):.3f}"
-    return entry["labels"][value] if name in WANTED_AS_WORDS else int(value)
+    return entry.labels[value] if name in WANTED_AS_WORDS else int(value)
 
 
 # ---------------------------------------------------------------- the script

@@ -20,6 +20,7 @@ from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.processes import print_once
 from foundry.common.reports import read_json
+from foundry.corpora.reading import as_list
 from foundry.modeling.decoding import Answer, Source
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.found_answers import Engine
@@ -39,7 +40,6 @@ from foundry.publishing.exports import (
 )
 from foundry.publishing.file_names import COMPARISON
 from tasks.answering import Backend, Plan, followed_settings
-from tasks.registry import as_list
 
 # The families that CTranslate2 has.
 FAMILIES = ("t5", "mt5", "umt5", "t5gemma", "t5gemma2")
@@ -312,7 +312,7 @@ def options_of(config: GenerationConfig, changes: dict, plan: Plan) -> dict:
 def check_lengths(plan: Plan, limits: dict) -> None:
     """UserError for texts that may be longer than the windows of attention, which CTranslate2 does not have."""
     for name, flag, length in (
-        ("longest_source", "--max_source_length", plan.entry["max_source_length"]),
+        ("longest_source", "--max_source_length", plan.entry.max_source_length),
         ("longest_answer", "--max_new_tokens", plan.limit),
     ):
         if length > limits.get(name, length):

@@ -38,9 +38,9 @@ from foundry.common.whole_folders import patiently
 from foundry.corpora.gaps import cut_source, source_ids
 from foundry.model_t5 import fit_vocabulary
 from foundry.training.batching import padding_collator
+from tasks.entry import TaskEntry
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import source_prefix
 from tasks.report import report_of_tasks
 from tasks.task_records import recorded_rows
 
@@ -71,7 +71,7 @@ class EmbeddingReader(EncoderReader):
     """The texts of predict_t5.py, and their embeddings. Those of a file are cut as sources are, those that a Front is
     given at the folder's longest text, as by sentence-transformers."""
 
-    entry: dict  # of the task: its prefix stands before texts
+    entry: TaskEntry  # of the task: its prefix stands before texts
     described: str  # for the plan
 
     def __init__(self, args: Any):
@@ -84,9 +84,9 @@ class EmbeddingReader(EncoderReader):
         """Finds out how the folder's texts are embedded."""
         self.embedder, (entry, self.task_record) = embedder_of(self.folder), recorded_task(self.folder, None)
         self.entry, self.described = self.prefixed(entry), self.embedder.described()
-        lengths = [entry["max_source_length"]]
+        lengths = [entry.max_source_length]
         if self.args.input_file is None:
-            lengths.append(entry["max_target_length"])
+            lengths.append(entry.max_target_length)
         self.most = self.args.max_source_length or max(lengths)
 
     def plan(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class EmbeddingReader(EncoderReader):
             return self.read(text)
 
         about = {"checkpoint": self.folder, "embedding": self.described}
-        return LoadedEncoder("embedding", ["text"], None, source_prefix(self.entry), self.most, about, read, answer)
+        return LoadedEncoder("embedding", ["text"], None, self.entry.source_prefix, self.most, about, read, answer)
 
 
 class EmbeddingAnswers(EncoderAnswers):

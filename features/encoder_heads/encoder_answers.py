@@ -17,7 +17,6 @@ from tqdm.auto import tqdm
 
 from constants import TASK_RECORD
 from foundry.arguments.evaluation import parse_evaluation_flags
-from foundry.arguments.own_pairs import prefix_of
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import decide_features
 from foundry.common.command_line import parse_arguments
@@ -28,6 +27,7 @@ from foundry.common.paths import check_output_dir, refuse_links
 from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
 from foundry.common.reports import end_summary
 from foundry.corpora.chunks import longest_first
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
@@ -38,10 +38,11 @@ from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
 from tasks.answer_job import AnswerJob, answer_file
+from tasks.entry import TaskEntry
 from tasks.front import Front, check_front
 from tasks.model_folders import LoadedEncoder
+from tasks.own_pairs import prefix_of
 from tasks.predictions import check_files
-from tasks.registry import as_list, eval_splits
 from tasks.task import LoadedTask
 from tasks.task_records import recorded_flags
 
@@ -77,11 +78,11 @@ class EncoderReader(AnswerJob):
         self.device = PartialState(cpu=args.use_cpu or not has_accelerator()).device
         self.tokenizer = answering_tokenizer(self.folder, args.tokenizer_name)
 
-    def prefixed(self, entry: dict) -> dict:
+    def prefixed(self, entry: TaskEntry) -> TaskEntry:
         """A task's entry with the prefix that `--source_prefix` gives."""
         if self.args.source_prefix is None:
             return entry
-        return entry | {"prefix": prefix_of(self.args.source_prefix)}
+        return dataclasses.replace(entry, prefix=prefix_of(self.args.source_prefix))
 
     def plan(self) -> dict[str, str]:
         """Rows of the plan, of the model."""
@@ -226,7 +227,7 @@ class EncoderAnswers:
 
 def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
     """--split, or without it all evaluation splits of the task. UserError for a split that there is not."""
-    known = ["train", *eval_splits(task.entry)]
+    known = ["train", *task.entry.eval_splits]
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
     return [evaluation.split] if evaluation.split else known[1:]

@@ -37,13 +37,13 @@ from features.encoder_heads.tagged_texts import (
     of_source,
     offset_encoder,
 )
-from foundry.arguments.own_pairs import OWN
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.reports import plain_json
 from foundry.corpora.files import is_plain_text, open_text
 from foundry.corpora.reading import read_rows
 from tasks.answer_job import AnswerJob
+from tasks.entry import TaskEntry
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
 from tasks.registry import reference_texts
@@ -66,20 +66,21 @@ class HeadReader(EncoderReader):
 
     def __init__(self, args: Any):
         super().__init__(args)
-        self.kind: Kind = saved_kind(self.folder, {})
+        self.kind: Kind = saved_kind(self.folder, TaskEntry())
         flags = read_record(self.folder)
         if self.kind.name in ("class", "number"):
             entry, _ = recorded_task(self.folder, None)
         else:
-            entry = dict(inputs={"": "text"}, target="labels", target_type="class", metrics=["accuracy"])
-            entry["max_source_length"] = flags.get("max_source_length") or SOURCE_LENGTH
+            column = "text"
             if flags.get("source_column") and self.kind.name == "labels":
-                entry["inputs"] = {"": flags["source_column"][0]}
+                column = flags["source_column"][0]
+            length = flags.get("max_source_length") or SOURCE_LENGTH
+            entry = TaskEntry(inputs={"": column}, target="labels", target_type="class", max_source_length=length)
         self.kind = dataclasses.replace(self.kind, entry=entry)
         word, tag = args.source_column or flags.get("source_column"), flags.get("target_column")
         are_given = bool(args.source_column)
         self.columns = ConllColumns(word and word[0], tag and tag[0], flags.get("tsv_header"), are_given)
-        self.most = args.max_source_length or entry["max_source_length"]
+        self.most = args.max_source_length or entry.max_source_length
         self.encode = offset_encoder(self.tokenizer)
         self.collate = HeadCollator(self.tokenizer, self.kind)
         if args.source_prefix is not None and isinstance(self.kind, Tokens):

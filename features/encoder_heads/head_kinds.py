@@ -24,6 +24,7 @@ from constants import IGNORE_INDEX
 from features.encoder_heads.tag_schemes import OUTSIDE, Scheme
 from features.encoder_heads.tagged_texts import Form, Tagged
 from foundry.common.errors import UserError
+from tasks.entry import TaskEntry
 from tasks.metrics.scoring import score_predictions
 from tasks.registry import number_text, target_text, value_of_text
 
@@ -36,7 +37,7 @@ class Kind:
     how the outputs of a text's tokens become those of the text, "mean" or "first"; None: each token has its own."""
 
     labels: list[str]
-    entry: dict = dataclasses.field(default_factory=dict, compare=False)
+    entry: TaskEntry = dataclasses.field(default_factory=TaskEntry, compare=False)
     pooling: str | None = None
     name: ClassVar[str]
 

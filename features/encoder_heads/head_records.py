@@ -20,6 +20,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import is_of, read_json
 from foundry.common.words import listed
 from foundry.corpora.files import say_once
+from tasks.entry import TaskEntry
 
 _OF_KIND = {"tokens": {"scheme", "suffixes", "form"}, "number": {"mean", "deviation"}}
 FORMS = ("words", "spans", "letters")
@@ -29,7 +30,7 @@ class _Damaged(Exception):
     """What is wrong with a record."""
 
 
-def saved_kind(folder: str, entry: dict) -> Kind:
+def saved_kind(folder: str, entry: TaskEntry) -> Kind:
     """The head of a folder. entry: of its task. UserError if task.json is damaged, or names other labels than
     config.json."""
     path = Path(folder) / TASK_RECORD
@@ -58,7 +59,7 @@ def heads_of(kind: Kind) -> Heads:
     return Heads(**flags)
 
 
-def kind_of_record(record: Any, entry: dict) -> Kind:
+def kind_of_record(record: Any, entry: TaskEntry) -> Kind:
     """The Kind that a task.json keeps. _Damaged if it is none."""
     name = _field(record, "kind", str)
     if name not in KIND_OF:

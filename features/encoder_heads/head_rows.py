@@ -29,7 +29,6 @@ from foundry.report.losses import Losses
 from foundry.report.preview import Sample
 from foundry.report.report import Report
 from foundry.training.evaluation import EvaluationTask
-from tasks import registry
 from tasks.mixture import TaskData
 from tasks.report import report_of_tasks
 from tasks.task import LoadedTask
@@ -55,7 +54,7 @@ class LoadedHead(LoadedTask):
     def _tokens(self, split: str) -> "Dataset":
         import datasets
 
-        rows, most = self.rows[split], self.entry["max_source_length"]
+        rows, most = self.rows[split], self.entry.max_source_length
         made: dict[str, list] = {"input_ids": [], "wanted": []}
         self.places[split], self.sizes[split] = [], []
         for number, row in enumerate(rows, start=1):
@@ -127,7 +126,7 @@ SHOWN_LABELS = 6
 
 def described_cut_words(task: LoadedHead, split: str) -> str | None:
     """How many rows of a split are cut, and how many of their words have no label for that."""
-    most, places = task.entry["max_source_length"], task.places[split]
+    most, places = task.entry.max_source_length, task.places[split]
     cut = sum(size > most for size in task.sizes[split])
     lost = sum(place is None for of_row in places for place in of_row)
     known = [[place for place in of_row if place is not None] for of_row in places]
@@ -144,7 +143,7 @@ class HeadData(TaskData):
     def loaded(self, tasks: Any) -> list[LoadedTask]:
         (task,), self.kind = tasks, tasks.kind
         self.trainer_type, self.freezes = HeadTrainer.of(kind=self.kind), tasks.heads.freeze_encoder
-        return [LoadedHead(tasks, ["train", *registry.eval_splits(task.entry)], self.tokenizer)]
+        return [LoadedHead(tasks, ["train", *task.entry.eval_splits], self.tokenizer)]
 
     def report_of_rows(self) -> Report:
         (task,) = self.tasks
@@ -164,9 +163,7 @@ class HeadData(TaskData):
     def _metrics(self) -> str:
         args, (task,) = self.training_args, self.tasks
         best = args.metric_for_best_model.removeprefix("eval_")
-        return (
-            f"{', '.join(task.entry['metrics'])}; {'largest' if args.greater_is_better else 'smallest'} {best} is best"
-        )
+        return f"{', '.join(task.entry.metrics)}; {'largest' if args.greater_is_better else 'smallest'} {best} is best"
 
     def record(self, start: str | None = None) -> dict:
         return super().record(start) | {"head": self.kind.record()}

@@ -13,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -25,15 +25,7 @@ from features.encoder_heads.label_lists import listed_rows, named_labels
 from features.encoder_heads.tag_schemes import meant_tags, scheme_of
 from features.encoder_heads.tagged_texts import Form, form_of, tagged_row
 from features.encoder_heads.word_division import division_of, found_share, running_text
-from foundry.arguments.own_pairs import (
-    OWN,
-    check_own_pairs,
-    column_names,
-    complete_own_pairs,
-    names_own_pairs,
-    skip_conditions,
-)
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.words import listed
@@ -42,7 +34,15 @@ from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
 from foundry.report.lengths import percent
 from tasks import registry
+from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
+from tasks.own_pairs import (
+    check_own_pairs,
+    column_names,
+    complete_own_pairs,
+    names_own_pairs,
+    skip_conditions,
+)
 from tasks.rows import PRODIGY, RowFilter, held_out_halves
 from tasks.task import Task, named_tasks
 
@@ -59,7 +59,6 @@ class HeadTask(Task):
     for. columns: given by the flags, or None. trained: the head of a folder, to evaluate it."""
 
     is_one_of_several = False
-    functions: ClassVar[dict] = {}
 
     def __init__(self, args: TaskArguments, heads: Any, trained: Kind | None):
         self.name, self.args, self.head = OWN, args, heads.head
@@ -79,10 +78,14 @@ class HeadTask(Task):
         self.label_columns = self.columns or ("text", "labels")
         self.spaced, self.spans_left_out = True, Counter[str]()
         # The rows have no column "target": what the core counts of answers is for one text in each row.
-        self.entry = dict(inputs={"": "text"}, target="target", target_type="class", metrics=list(Labels.metrics))
-        self.entry |= dict(max_source_length=args.max_source_length or SOURCE_LENGTH, held_out=None)
-        if not args.validation_file:
-            self.entry["held_out"] = args.validation_split_percentage
+        self.entry = TaskEntry(
+            inputs={"": "text"},
+            target="target",
+            target_type="class",
+            metrics=list(Labels.metrics),
+            max_source_length=args.max_source_length or SOURCE_LENGTH,
+            held_out=None if args.validation_file else args.validation_split_percentage,
+        )
 
     def files_of(self, split: str) -> list[Path]:
         """The files of a split. UserError if there are none."""
@@ -95,7 +98,7 @@ class HeadTask(Task):
 
     def rows_of(self, split: str, left_out: Counter) -> list[dict]:
         """The rows {"text", "labels", "where"} of a split; of tokens also "tagged", the Tagged."""
-        source = "train" if self.entry["held_out"] else split
+        source = "train" if self.entry.held_out else split
         kept = RowFilter(skip_conditions(self.args), self.columns or ())
         rows: list[dict] = []
         for where, records, features in self.sources(source):
@@ -113,7 +116,7 @@ class HeadTask(Task):
         if self.head == "labels":
             rows = named_labels(rows, self.label_columns[1], self.args.labels, self.has_numbers)
             self.has_numbers |= any(label in ("0", "1") for row in rows for label in row["labels"])
-        return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry["held_out"] else rows
+        return held_out_halves(self.name, self.entry, rows)[split != "train"] if self.entry.held_out else rows
 
     def sources(self, split: str) -> Iterator[tuple[str, Iterable[dict], Mapping[str, Any] | None]]:
         """(its name, its records, {column: its kind} as `datasets` knows it) of each file of a split, or of
@@ -204,10 +207,11 @@ class HeadTasks(Tasks):
         self.heads, self.rows, self.is_trained, self.recorded = heads, {}, trained is not None, recorded
         self.example = ""
         super().__init__([self.found_task(args, trained)])
-        entry = self.tasks[0].entry
-        self.kind: Kind = self.found_kind() if trained is None else dataclasses.replace(trained, entry=entry)
+        (task,) = self.tasks
+        self.kind: Kind = trained or self.found_kind()
         if isinstance(self.kind, Tokens):
-            entry["metrics"] = self.kind.metrics
+            task.entry = dataclasses.replace(task.entry, metrics=self.kind.metrics)
+        self.kind = dataclasses.replace(self.kind, entry=task.entry)
 
     def found_task(self, args: TaskArguments, trained: Kind | None) -> Task:
         """The one task that the flags name. UserError if it does not go with the head."""
@@ -227,8 +231,8 @@ class HeadTasks(Tasks):
         if len(found) > 1:
             raise UserError(f"--dataset_name {args.dataset_name}: a head learns one task. Name one of them")
         (task,) = found
-        target = task.entry["target_type"]
-        if target != head or "tokenize" in task.entry:
+        target = task.entry.target_type
+        if target != head or task.entry.tokenize:
             advice = "leave it out" if target == "text" else f"give --head {target}"
             raise UserError(f"--head {head}: each target of the task {task.name} is a {target}: {advice}")
         return task
@@ -237,7 +241,7 @@ class HeadTasks(Tasks):
         """The rows of a split, read once; in a training those of all splits are."""
         if split not in self.rows:
             (task,) = self.tasks
-            splits = [split] if self.is_trained else ["train", *registry.eval_splits(task.entry)]
+            splits = [split] if self.is_trained else ["train", *task.entry.eval_splits]
             self.rows |= task.read(splits)
             if self.is_trained and isinstance(self.kind, Tokens):
                 self.read_as_meant(self.kind.scheme.meant, self.kind.labels)
@@ -257,7 +261,7 @@ class HeadTasks(Tasks):
         """The head's kind, with the labels of the training rows or of --labels."""
         (task,), head, pooling = self.tasks, self.heads.head, self.heads.pooling
         if head == "class":
-            return Class(task.entry["labels"], task.entry, pooling)
+            return Class(task.entry.labels, task.entry, pooling)
         rows, named = self.read("train"), self.args.labels
         if head == "number":
             texts = [registry.target_text(task.name, task.entry, row) for row in rows]
@@ -314,7 +318,7 @@ class HeadTasks(Tasks):
         return names | ({"token_accuracy": "token_accuracy"} if has_entities else {})
 
     def most_tokens(self, tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, int]:  # noqa: ARG002
-        return self.tasks[0].entry["max_source_length"], 1
+        return self.tasks[0].entry.max_source_length, 1
 
     def training_texts(self) -> list[str]:
         return [self.text_of(row) for row in self.read("train")[: self.args.max_train_samples]]

@@ -17,8 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.trainer_utils import EvalPrediction
 
 from features.encoder_heads.embedder import MORE_TARGETS, Embedder, EmbeddingTrainer, correlated, ranked
-from foundry.arguments.own_pairs import OWN, column_names, names_own_pairs
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
@@ -28,6 +27,7 @@ from foundry.training.evaluation import EvaluationTask
 from tasks import registry
 from tasks.examples import encode_lists
 from tasks.mixture import TaskData, Tasks
+from tasks.own_pairs import column_names, names_own_pairs
 from tasks.task import LoadedTask, Task, named_tasks
 
 LONGEST = 512  # tokens of a text where no flag says
@@ -70,10 +70,10 @@ class PairTasks(Tasks):
 def add_columns(task: Task, embedder: Embedder) -> None:
     """Gives the task's entry the metrics of the embedder and its further columns. UserError for a column that cannot be
     told from another."""
-    if others := registry.further_columns(task.entry):
+    if others := task.entry.further_columns:
         raise UserError(f"--head embedding: other flags ask for {listed(others)}: leave them out")
     numbered = task.args.tsv_header is False
-    columns, renamed = {}, dict(task.entry.get("file_columns", {}))
+    columns, renamed = {}, dict(task.entry.file_columns)
     if embedder.score:
         (name,) = columns_beside_pairs(task, "score_column", [embedder.score])
         columns[embedder.score] = "number"
@@ -83,8 +83,8 @@ def add_columns(task: Task, embedder: Embedder) -> None:
         names = columns_beside_pairs(task, "negative_column", comma_words(embedder.negative))
         columns[embedder.negative] = "answers"
         renamed[embedder.negative] = [int(name) if numbered else name for name in names]
-    more = {"columns": columns, "file_columns": renamed}
-    task.entry = task.entry | {"metrics": embedder.metrics, "cuts_targets": True} | more
+    more = {"metrics": embedder.metrics, "columns": columns, "file_columns": renamed}
+    task.entry = dataclasses.replace(task.entry, cuts_targets=True, **more)
 
 
 def columns_beside_pairs(task: Task, flag: str, names: list[str]) -> list[str]:
@@ -118,7 +118,7 @@ class LoadedPairs(LoadedTask):
         for split in self.data:
             more = [texts[1:] for texts in self.targets(split)]
             if any(more):
-                ids = encode_lists(tokenizer, more, self.entry["max_target_length"])
+                ids = encode_lists(tokenizer, more, self.entry.max_target_length)
                 self.data[split] = self.data[split].add_column(MORE_TARGETS, ids)
 
     def evaluation_task(self, split: str, with_generate: bool) -> EvaluationTask:  # noqa: ARG002
@@ -165,7 +165,7 @@ class PairData(TaskData):
         assert isinstance(tasks, PairTasks)
         (task,) = tasks
         self.embedder = dataclasses.replace(tasks.embedder, rows=self.training_args.per_device_train_batch_size)
-        splits = ["train", *registry.eval_splits(task.entry)]
+        splits = ["train", *task.entry.eval_splits]
         self.trainer_type = trainer_of(self.embedder, task)
         pairs = LoadedPairs(task, splits, self.tokenizer, self.embedder)
         negatives = pairs.negatives("train")
@@ -196,4 +196,4 @@ class PairData(TaskData):
 def trainer_of(embedder: Embedder, task: Task) -> type:
     """The trainer of an embedder on the texts of a task."""
     longest = max(task.args.max_source_length, task.args.max_target_length)
-    return EmbeddingTrainer.of(embedder=embedder, longest=longest, prefix=registry.source_prefix(task.entry))
+    return EmbeddingTrainer.of(embedder=embedder, longest=longest, prefix=task.entry.source_prefix)

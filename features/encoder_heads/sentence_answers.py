@@ -13,6 +13,7 @@ from features.encoder_heads.encoder_answers import EncoderAnswers
 from features.encoder_heads.head_models import load_encoder
 from foundry.common.errors import UserError
 from foundry.publishing.file_names import check_modules
+from tasks.entry import TaskEntry
 from tasks.model_folders import named_model
 
 LONGEST = 512  # tokens of a text, where the folder does not say
@@ -44,7 +45,7 @@ class SentenceReader(EmbeddingReader):
         self.most = args.max_source_length or most
         self.described = f"as sentence-transformers makes it, of texts of at most {most:,} tokens"
         prompt = self.modules.prompts.get("query") or "" if args.source_prefix is None else args.source_prefix
-        self.entry = {"prefix": prompt, "inputs": {"": "text"}}
+        self.entry = TaskEntry(prefix=prompt, inputs={"": "text"})
 
     def model(self) -> Embed:
         def embed(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

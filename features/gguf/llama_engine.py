@@ -218,8 +218,8 @@ class GreedyAnswers(Engine):
     def __init__(self, plan: Plan, _: object):
         self.plan, self.config, eos = plan, followed_settings(plan), plan.tokenizer.eos_token_id
         check_greedy(self.config)
-        labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.get("labels", []))
-        self.longest, self.ends = max(plan.entry["max_source_length"], plan.limit, *labels), [eos]
+        labels = (len(plan.tokenizer(str(label)).input_ids) for label in plan.entry.labels)
+        self.longest, self.ends = max(plan.entry.max_source_length, plan.limit, *labels), [eos]
         self.loaded = LlamaEngine(model_file(plan.args.model_name_or_path), self.longest + 1)
 
     def find(

@@ -4,6 +4,7 @@ The card leaves out what these files lack, and every path and file of a machine.
 Markdown code, so that it cannot become a link, a table or HTML.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -12,13 +13,15 @@ from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, PreTrainedModel
 
 from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from features.hub.names import local_flags, names_in
-from foundry.arguments.task import task_names
 from foundry.common.reports import human_count, human_time
+from foundry.corpora.reading import as_list
 from foundry.modeling.families import family_of, is_tied, outgrows_cache, shape_of
 from foundry.publishing.exports import lone_part, shown_search
-from foundry.publishing.records import first_entry, task_of_run
+from foundry.publishing.records import task_of_run
 from foundry.training.rows_read import tokens_at
-from tasks.registry import as_list, source_text
+from tasks.entry import TaskEntry
+from tasks.named import first_entry, task_names
+from tasks.registry import source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")
@@ -42,7 +45,7 @@ def model_card(
     """
     run, results = record["run"], record["results"]
     arguments, task = run.get("arguments", {}), task_of_run(run)
-    entry = first_entry(task, arguments) if task else {}
+    entry = first_entry(arguments) if task else None
     numbers = _numbers(results, [] if "averaged" in record else record["metrics"])
     # An export may be made elsewhere, where a relative path of the run looks like a name of the Hub.
     local = {*local_flags(arguments), *as_list(run.get("local", []))}
@@ -112,13 +115,13 @@ def _front_matter(
     local: set[str],
     objective: str,
     task: tuple[str, str] | None,
-    entry: dict,
+    entry: TaskEntry | None,
     numbers: dict[str, float],
     given: dict,
 ) -> ModelCardData:
     if task:
-        entry = entry if len(task_names(*task)) == 1 else {}
-        hubs = [] if "hub_dataset" in local else list(entry.get("hub") or [])[:1]
+        entry = entry if len(task_names(*task)) == 1 else None
+        hubs = [entry.hub[0]] if entry and entry.hub and "hub_dataset" not in local else []
     else:  # one data set or several, perhaps with weights
         hubs = [] if "dataset_name" in local else names_in("dataset_name", arguments.get("dataset_name"))
     hubs = [hub for hub in hubs if hub != BUILTIN_CORPUS]
@@ -133,15 +136,15 @@ def _front_matter(
         tags=["t5", "t5-foundry", *([objective.replace("_", "-")] if arguments and not task else [])],
         datasets=None if arguments.get("train_file") or arguments.get("data_dir") else hubs or None,
         base_model=None if "model_name_or_path" in local else arguments.get("model_name_or_path") or None,
-        metrics=entry.get("metrics"),
+        metrics=list(entry.metrics) if entry else None,
         **(dict(model_name=name.split("/")[-1], eval_results=results) if results else {}),
         **given,
     )
 
 
-def hub_task(task: tuple[str, str] | None, entry: dict) -> str:
+def hub_task(task: tuple[str, str] | None, entry: TaskEntry | None) -> str:
     """The Hub's name for the kind of task (its pipeline tag), such as "translation"."""
-    if entry.get("target_type") == "class":
+    if entry and entry.target_type == "class":
         return "text-classification"
     return task[0] if task and task[0] in ("summarization", "translation") else "text-generation"
 
@@ -174,15 +177,19 @@ def _is_prefix(denoiser: dict) -> bool:
     return "mean_noise_span_length" not in denoiser
 
 
-def _example(task: tuple[str, str] | None, entry: dict, gap: str, denoiser: dict, reads_ids: bool = False) -> str:
+def _example(
+    task: tuple[str, str] | None, entry: TaskEntry | None, gap: str, denoiser: dict, reads_ids: bool = False
+) -> str:
     """An example of a source: of a task "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, with
     its mode token in front, or numbers if the model was trained on ready-made ids."""
     if not task:
         whole, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
         text = whole if _is_prefix(denoiser) else gaps.format(gap.format(0), gap.format(1))
         return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
-    entry = {"inputs": {"": "text"}} | entry  # own pairs have none if only their rows show the columns
-    return source_text(entry, dict.fromkeys(entry["inputs"].values(), "..."))
+    entry = entry or TaskEntry()
+    if not entry.inputs:  # of own pairs, if only their rows show the columns
+        entry = dataclasses.replace(entry, inputs={"": "text"})
+    return source_text(entry, dict.fromkeys(entry.reads, "..."))
 
 
 def _code(value: object) -> str:

@@ -87,8 +87,8 @@ class AnswerMeasures(Measures):
     """How often the better answer is the likelier one, and both answers' log-probabilities."""
 
     @staticmethod
-    def names(task: dict) -> Sequence[str]:
-        return PREFERENCE_METRICS if "preference" in task else ()
+    def names(entry: Any) -> Sequence[str]:
+        return PREFERENCE_METRICS if "preference" in entry.further else ()
 
     @staticmethod
     def statistics(nats: Any, labels: Any, correct: Any, inputs: dict) -> Any:
@@ -99,17 +99,17 @@ class AnswerMeasures(Measures):
         return answer_statistics(nats, inputs)
 
     @staticmethod
-    def measured(task: dict, measure: Callable) -> Callable:
+    def measured(entry: Any, measure: Callable) -> Callable:
         """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
         from features.preferences.losses import Preference, evaluated
         from tasks.registry import column_value
 
-        is_good = ComparedAnswers.columns(task).get("desirable")
+        is_good = ComparedAnswers.columns(entry).get("desirable")
 
         def compute(tokens: "np.ndarray", statistics: "np.ndarray", rows: list[dict]) -> dict[str, float]:
             good = [n for n, row in enumerate(rows) if is_good is None or column_value(is_good, row)]
             metrics = measure(tokens[good], statistics[good], [rows[number] for number in good]) if good else {}
-            return metrics | evaluated(Preference(**task["preference"]), statistics)
+            return metrics | evaluated(Preference(**entry.further["preference"]), statistics)
 
         return compute
 
@@ -185,10 +185,10 @@ class ComparedAnswers(TaskFeature):
 
     # ------------------------------------------------------------ the entry and its rows
     @staticmethod
-    def columns(task: dict) -> dict[str, Column]:
-        named = [field for field in ("rejected", "desirable") if task.get(field)]
-        preference = task.get("preference")
-        if not preference or task["target_type"] != "text":
+    def columns(entry: Any) -> dict[str, Column]:
+        named = [field for field in ("rejected", "desirable") if entry.further.get(field)]
+        preference = entry.further.get("preference")
+        if not preference or entry.target_type != "text":
             if preference or named:
                 raise UserError("preference, rejected and desirable go together, with the target_type text")
             return {}
@@ -196,12 +196,13 @@ class ComparedAnswers(TaskFeature):
         if preference.get("kind") not in BETAS or named != fields:
             raise UserError(f"preference {preference}: needs kind, one of {listed(BETAS)}, and {wanted}")
         if wanted == "rejected":
-            worse = Column("answer", task["rejected"], plural="rejected answers", shown="rejected", beside="chosen")
+            column = entry.further["rejected"]
+            worse = Column("answer", column, plural="rejected answers", shown="rejected", beside="chosen")
             return {"rejected": worse}
         other = Column(
             "answer", OTHER_ANSWER, made=True, plural="answers to other prompts", shown="other prompt's answer"
         )
-        good = Column("boolean", task["desirable"], beside=("target (bad)", "target (good)"))
+        good = Column("boolean", entry.further["desirable"], beside=("target (bad)", "target (good)"))
         return {"rejected": other, "desirable": good}
 
     @staticmethod
@@ -238,10 +239,10 @@ class PreferenceLearning(Learning):
         from features.preferences.losses import Preference
         from foundry.arguments.sharding import zero_stage
 
-        self.entry = next((task.entry for task in tasks if "preference" in task.entry), None)
+        self.entry = next((task.entry for task in tasks if "preference" in task.entry.further), None)
         if self.entry is None:
             return None
-        self.how = Preference(**self.entry["preference"])
+        self.how = Preference(**self.entry.further["preference"])
         name = f"--preference {self.how.kind}"
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name the pairs alone")
@@ -286,9 +287,9 @@ class PreferenceLearning(Learning):
         entry, preference = self.entry, self.how
         text = f"{preference.kind}, beta {preference.beta:g}: "
         if preference.is_unpaired:
-            text += f"{entry['target']} is good or bad, as {entry['desirable']} says"
+            text += f"{entry.target} is good or bad, as {entry.further['desirable']} says"
         else:
-            text += f"{entry['target']} is better than {entry['rejected']}"
+            text += f"{entry.target} is better than {entry.further['rejected']}"
         if preference.has_reference:
             text += "; log-probabilities are compared with those of the starting weights, computed once"
         else:

@@ -5,6 +5,7 @@ from collections import Counter
 
 from features.preferences import OTHER_ANSWER
 from foundry.common.errors import UserError
+from tasks.entry import TaskEntry
 from tasks.registry import source_text
 from tasks.transforms import read_dialogue
 
@@ -41,7 +42,7 @@ def rated(row: dict) -> dict:
     return row | {"source": source, "target": target}
 
 
-def with_other_answers(task: dict, rows: list[dict]) -> list[dict]:
+def with_other_answers(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """The rows of unpaired preferences, with the answer of a row with another source as OTHER_ANSWER in each row: from
     such answers to other prompts the divergence is estimated (losses.py). Rows without answers are unchanged. UserError
     if all rows have the same source.
@@ -49,9 +50,9 @@ def with_other_answers(task: dict, rows: list[dict]) -> list[dict]:
     Sources a, a, b, c with answers 1, 2, 3, 4 -> 3, 4, 1, 2. Each answer is taken once, unless more than half of the
     rows have the same source.
     """
-    if task["target"] not in rows[0]:
+    if entry.target not in rows[0]:
         return rows
-    sources = [source_text(task, row) for row in rows]
+    sources = [source_text(entry, row) for row in rows]
     by_count, total = Counter(sources).most_common(), len(rows)
     most = by_count[0][1]
     if most == total:
@@ -61,7 +62,7 @@ def with_other_answers(task: dict, rows: list[dict]) -> list[dict]:
         )
     place = {source: number for number, (source, _) in enumerate(by_count)}
     order = sorted(range(total), key=lambda number: place[sources[number]])  # rows with the same source are neighbours
-    answers, rows = [row[task["target"]] for row in rows], list(rows)
+    answers, rows = [row[entry.target] for row in rows], list(rows)
     for step, number in enumerate(order):
         other = most + step % (total - most) if step < most else (step + most) % total
         rows[number] = rows[number] | {OTHER_ANSWER: answers[order[other]]}

@@ -94,13 +94,13 @@ class Rerank(Choice):
     def chooser(self, plan: Any, device: Any) -> Callable:
         from tasks.registry import source_text
 
-        if self.rerank == "score" and len(plan.entry["inputs"]) > 1:
+        if self.rerank == "score" and len(plan.entry.inputs) > 1:
             raise UserError(
                 f"--rerank score: the task reads {', '.join(plan.reader.inputs)}, and a second model writes one "
                 "source: take --rerank mbr"
             )
         # What the model reads is a source behind the prefix of its task.
-        prefix = source_text(plan.entry, dict.fromkeys(plan.entry["inputs"].values(), ""))
+        prefix = source_text(plan.entry, dict.fromkeys(plan.entry.reads, ""))
         score = self.scorer(device, plan.args.batch_size, plan.args.bf16)
 
         def choose(texts: list[str], candidates: list) -> list:

@@ -6,34 +6,36 @@
 Both are counted by the second model's tokenizer, EOS included, so that a file of answers is all that is needed.
 """
 
+import dataclasses
 from pathlib import Path
 
 import torch
 
-from foundry.arguments.own_pairs import prefix_of
 from foundry.common.errors import UserError
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
 from foundry.model_t5 import fit_vocabulary, load_model, named_config
 from foundry.modeling.found_answers import log_probabilities
 from foundry.publishing.exports import export_of
+from tasks.entry import TaskEntry
+from tasks.own_pairs import prefix_of
 from tasks.predictions import recorded_task
 from tasks.registry import source_text
 
 
-def task_of_channel(model: str, task: str | None, prefix: str | None) -> dict:
+def task_of_channel(model: str, task: str | None, prefix: str | None) -> TaskEntry:
     """The entry of the task that the second model does. UserError if it reads or writes anything but one text."""
     named_config(model, "--rerank_model")
     try:
         entry, _ = recorded_task(str(export_of(Path(model))), task)
     except UserError as error:
         raise UserError(str(error).replace("--dataset_name", "--rerank_task", 1)) from None
-    if len(entry["inputs"]) > 1 or entry["target_type"] != "text" or "max_piece_length" in entry:
+    if len(entry.inputs) > 1 or entry.target_type != "text" or entry.is_running_text:
         raise UserError(
-            f"--rerank_model {model}: its task reads {', '.join(entry['inputs'].values())} and writes a "
-            f"{entry['target_type']}. Name a model that reads an answer and writes a source"
+            f"--rerank_model {model}: its task reads {', '.join(entry.inputs.values())} and writes a "
+            f"{entry.target_type}. Name a model that reads an answer and writes a source"
         )
-    return entry if prefix is None else entry | {"prefix": prefix_of(prefix)}
+    return entry if prefix is None else dataclasses.replace(entry, prefix=prefix_of(prefix))
 
 
 def files_of_model(model: str) -> list[Path]:
@@ -75,9 +77,9 @@ class Channel:
     @torch.no_grad()
     def log_probabilities(self, source: str, answers: list[str]) -> tuple[list[float], list[int], int]:
         """([N] log P(source | answer) in nats; [N] tokens of the answers; tokens of the source)."""
-        (column,) = self.entry["inputs"].values()
+        (column,) = self.entry.reads
         sources = [source_text(self.entry, {column: text}) for text in answers]
-        read = source_ids(self.tokenizer, sources, self.entry["max_source_length"])
+        read = source_ids(self.tokenizer, sources, self.entry.max_source_length)
         (target,) = encode_targets(self.tokenizer, [source])
         start = [self.model.config.decoder_start_token_id]
         written, found = torch.tensor([start + target], device=self.device), []

@@ -131,7 +131,7 @@ class RewardLearning(Learning):
         if len(tasks) > 1 or tasks.args.span_corruption_file:
             raise UserError(f"{name}: needs one task, and the flags mix several. Name one alone")
         (task,) = tasks
-        if "preference" in task.entry:
+        if "preference" in task.entry.further:
             raise UserError(f"--preference and {name} exclude each other: each is a loss of its own")
         self.scorer = Reward(self.flags.reward, task.entry)
         alone = f"not with {name}, whose answers are of any length: leave it out"

@@ -6,6 +6,7 @@ reward = Reward("exact_match:0.8,length:0.2", entry)
 reward(["a b", "c"], [{"q": "1", "answer": "a b"}, {"q": "2", "answer": "d"}])      # [1.0, 0.2]
 """
 
+import dataclasses
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 
 from foundry.common.errors import UserError
 from foundry.common.words import comma_words, listed
+from tasks.entry import TaskEntry
 from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
 from tasks.metrics.scoring import METRICS, OF_SETS, check_metrics, is_greater_better, score_predictions
@@ -55,12 +57,12 @@ _OWN = {"length": length, **{name: _sentence(name) for name in ("sentence_bleu",
 _KNOWN = (*_OF_ROWS, *_OWN, OF_ENTRY)
 
 
-def with_all_references(entry: dict, rows: list[dict]) -> list[dict]:
+def with_all_references(entry: TaskEntry, rows: list[dict]) -> list[dict]:
     """Training rows, each with the targets of all rows of its source, of which training has a row for each: "y" and "z"
     become ["y", "z"] in both rows. Classes and numbers stay as they are."""
-    if entry["target_type"] != "text":
+    if entry.target_type != "text":
         return rows
-    target, sources = entry["target"], [source_text(entry, row) for row in rows]
+    target, sources = entry.target, [source_text(entry, row) for row in rows]
     texts: dict[str, list[str]] = defaultdict(list)
     for source, row in zip(sources, rows, strict=True):
         texts[source] += reference_texts("", entry, row)
@@ -68,10 +70,10 @@ def with_all_references(entry: dict, rows: list[dict]) -> list[dict]:
     return [row | {target: several} if len(several) > 1 else row for row, several in pairs]
 
 
-def repeated_sources(entry: dict, rows: list[dict]) -> str:
+def repeated_sources(entry: TaskEntry, rows: list[dict]) -> str:
     """For the plan: "; 31 sources stand in 120 training rows, and the answers of all of these count"; "" if there are
     none, or the targets are no texts."""
-    counts = Counter(source_text(entry, row) for row in rows if entry["target_type"] == "text").values()
+    counts = Counter(source_text(entry, row) for row in rows if entry.target_type == "text").values()
     several = [count for count in counts if count > 1]
     text = f"; {len(several):,} sources stand in {sum(several):,} training rows, and the answers of all of these count"
     return text if several else ""
@@ -80,7 +82,7 @@ def repeated_sources(entry: dict, rows: list[dict]) -> str:
 class Reward:
     """The reward of answers. text: the value of --reward; entry: of the task. UserError for what scores no rows."""
 
-    def __init__(self, text: str, entry: dict):
+    def __init__(self, text: str, entry: TaskEntry):
         self.text, self.entry, self.weights = text, entry, {}
         for word in comma_words(text):
             name, colon, weight = word.partition(":")
@@ -97,20 +99,20 @@ class Reward:
     def _check(self, name: str, where: str) -> None:
         if name in self.weights:
             raise UserError(f"{where} {name} stands there twice")
-        is_of_others = name not in METRICS and (Path(name).exists() or name in self.entry["metrics"])
-        is_of_rows = name in _OF_ROWS or is_of_others or name in self.entry.get("metric_functions", {})
+        is_of_others = name not in METRICS and (Path(name).exists() or name in self.entry.metrics)
+        is_of_rows = name in _OF_ROWS or is_of_others or name in self.entry.metric_functions
         if not is_of_rows and name not in _KNOWN:
             instead = f"take {_INSTEAD[name]}" if name in _INSTEAD else f"take one of {listed(_KNOWN)}"
             why = "scores a set of rows, and a reward is of one answer" if name in _INSTEAD else "scores no single rows"
             raise UserError(f"{where} {name} {why}: {instead}, or write a function `reward` into the task's entry")
-        if name == OF_ENTRY and not callable(self.entry.get("reward")):
+        if name == OF_ENTRY and "reward" not in self.entry.further:
             raise UserError(
                 f"{where} the task's entry has no `reward`: write a function of (predictions, references, rows) there "
                 "that returns a number for each row"
             )
         if is_of_rows:
             try:
-                check_metrics("of --reward", self.entry | {"metrics": [name]})
+                check_metrics("of --reward", dataclasses.replace(self.entry, metrics=[name]))
             except UserError as error:
                 raise UserError(f"{where} {error}") from None
 
@@ -129,7 +131,7 @@ class Reward:
     def _scores(self, name: str, texts: list[str], rows: list[dict]) -> Sequence[float]:
         if name != OF_ENTRY:
             return [self._of_row(name, text, row) for text, row in zip(texts, rows, strict=True)]
-        scores = list(self.entry["reward"](texts, references_of(self.entry, rows)[0], rows))
+        scores = list(self.entry.further["reward"](texts, references_of(self.entry, rows)[0], rows))
         if len(scores) != len(texts) or not np.isfinite(scores).all():
             raise UserError(
                 f"--reward {self.text}: the entry's `reward` returned {listed(scores)} for {len(texts)} answers: "
@@ -141,4 +143,4 @@ class Reward:
         references, context = references_of(self.entry, [row])
         if name in _OWN:
             return _OWN[name]([text], [[one] if isinstance(one, str) else one for one in references])
-        return score_predictions(self.entry | {"metrics": [name]}, [text], references, context)[name]
+        return score_predictions(dataclasses.replace(self.entry, metrics=[name]), [text], references, context)[name]

@@ -130,11 +130,11 @@ class Completions(Service):
 
     def __init__(self, plan: Plan, engine: Engine, feature: Server):
         config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
-        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry["max_source_length"], 1))
+        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry.max_source_length, 1))
         tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
         batches = TextBatches(engine, Counters(), rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000)
-        about = dict(inputs=plan.reader.inputs, labels=plan.entry.get("labels"))
-        about |= dict(max_source_tokens=plan.entry["max_source_length"], max_tokens=plan.limit)
+        about: dict[str, Any] = dict(inputs=plan.reader.inputs, labels=list(plan.entry.labels) or None)
+        about |= dict(max_source_tokens=plan.entry.max_source_length, max_tokens=plan.limit)
         super().__init__(plan.args.model_name_or_path, feature, batches, about)
         self.reader = CompletionReader(plan, engine, feature, self.check_count)
         self.posts = {"/v1/completions": self.complete}

@@ -26,7 +26,6 @@ from foundry.training.drawn_answers import uniform_numbers
 from tasks.answering import Plan
 from tasks.examples import class_label_ids, labels_as_read_back
 from tasks.predictions import Input
-from tasks.rows import is_text_corpus
 
 BYTE = re.compile("<0x..>")  # a token that is one byte of a letter
 LEAST_TEMPERATURE = 0.01  # but for 0, which draws nothing
@@ -206,7 +205,7 @@ class CompletionReader:
 
     def __init__(self, plan: Plan, engine: Engine, feature: Server, check_count: Callable[[int, str], None]):
         self.plan, self.check_count, self.cuts = plan, check_count, feature.cut_sources
-        self.limit, self.most = plan.limit, plan.entry["max_source_length"]
+        self.limit, self.most = plan.limit, plan.entry.max_source_length
         self.longest = longest_of(self.most, self.cuts)
         self.tokenizer = copy.deepcopy(plan.tokenizer)
         self.for_stops = copy.deepcopy(plan.tokenizer)  # the thread of the batches decodes too
@@ -214,10 +213,10 @@ class CompletionReader:
         self.names = labels_as_read_back(plan.entry, plan.tokenizer)
         self.beams = (engine.settings | plan.search).get("num_beams") or 1
         self.by_limit, self.ends = "forced_eos_token_id" in engine.settings, frozenset(engine.ends)
-        self.in_pieces = is_text_corpus(plan.entry)
-        self.writes_text = plan.entry["target_type"] == "text"
+        self.in_pieces = plan.entry.is_running_text
+        self.writes_text = plan.entry.target_type == "text"
         if self.in_pieces:
-            self.longest = Longest(feature.max_queue * plan.entry["max_piece_length"], cuts=False)
+            self.longest = Longest(feature.max_queue * plan.entry.max_piece_length, cuts=False)
 
     def given(self, body: Completion) -> list[Any]:
         """The prompts of a request as they were sent. HTTPException for settings that do not go together: that is known
@@ -231,7 +230,7 @@ class CompletionReader:
     def _check(self, body: Completion) -> None:
         temperature, top_p, wants_log_probs = body.temperature or 0, body.top_p or 1.0, body.logprobs is not None
         beams = 1 if temperature else self.beams
-        backend, values = self.plan.args.backend, ", ".join(self.plan.entry.get("labels", ["a number"]))
+        backend, values = self.plan.args.backend, ", ".join(self.plan.entry.labels or ["a number"])
         drawn = f"temperature {temperature:g}"
         if body.n > 1 and self.in_pieces:
             raise bad(f"n {body.n}: the task answers a text in pieces; leave it out")
@@ -319,7 +318,7 @@ class CompletionReader:
         if prompt.uncut:
             choice["cut_from"] = prompt.uncut
         if prompt.texts and prompt.texts[0].probabilities:
-            choice["probabilities"] = dict(zip(self.plan.entry["labels"], prompt.texts[0].probabilities, strict=True))
+            choice["probabilities"] = dict(zip(self.plan.entry.labels, prompt.texts[0].probabilities, strict=True))
         return choice
 
     def _log_probs(self, tokens: list[int], log_probs: list[float]) -> dict:

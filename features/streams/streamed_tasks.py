@@ -14,19 +14,20 @@ import numpy as np
 from features.streams import TaskStreams
 from features.streams.blocks import Corpus, FileCorpus, Piece, halves_of_blocks, hub_corpora
 from features.streams.lanes import StreamDataset, one_by_one
-from foundry.arguments.own_pairs import OWN, has_validation_files
-from foundry.arguments.task import TaskArguments
+from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError
 from foundry.common.reports import human_count
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import class_names_of
-from foundry.corpora.reading import class_names
+from foundry.corpora.reading import as_list, class_names
 from foundry.report.report import Report
 from tasks import examples, registry
+from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
+from tasks.own_pairs import has_validation_files
 from tasks.report import report_of_tasks
-from tasks.rows import SplitReader, files_of_split, is_text_corpus, load_rows, own_files, read_records, training_rows
+from tasks.rows import SplitReader, files_of_split, load_rows, own_files, read_records, training_rows
 from tasks.task import LoadedTask, Task
 from tasks.task_records import STREAMED
 from tasks.trained_rows import TrainedRows
@@ -41,7 +42,7 @@ class StreamedTask(Task):
     more of such a file than --max_eval_samples rows. corpus: that of the training rows, once it is opened. held_out:
     what was held out of it, as task.json keeps it."""
 
-    def __init__(self, stream: TaskStreams, name: str, entry: dict, args: TaskArguments, *others: Any):
+    def __init__(self, stream: TaskStreams, name: str, entry: TaskEntry, args: TaskArguments, *others: Any):
         if name == OWN and (args.validation_split_percentage or not (args.hub_dataset or has_validation_files(args))):
             raise UserError("--streaming: pairs of your own need --validation_file, since a stream is not read twice")
         super().__init__(name, entry, args, *others)
@@ -124,7 +125,7 @@ class StreamedTaskData(TaskData):
 
     def read_rows(self, task: Any) -> dict[str, list[dict]]:
         self.corpus = task.open_stream()
-        rows = task.read(registry.eval_splits(task.entry))
+        rows = task.read(task.entry.eval_splits)
         self.held_out = task.held_out
         return rows
 
@@ -176,7 +177,7 @@ def stream_of_rows(task: LoadedTask, corpus: Corpus, args: T5TrainingArguments, 
         return examples.as_rows(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
     units = one_by_one(row_splitter(task.name, task.entry, task.args, corpus=corpus))
-    described = f"{registry.preprocess_of(task.entry)[1]} {task.entry.get('max_piece_length')}"
+    described = f"{task.entry.prepare_name} {task.entry.max_piece_length}"
     return StreamDataset.of_run([(corpus, units)], make_examples, args, buffer, description=described)
 
 
@@ -210,10 +211,10 @@ def tokenised_rows(task: LoadedTask, rows: list[dict]) -> Any:
     return datasets.Dataset.from_dict(tokenize({column: [row[column] for row in rows] for column in rows[0]}))
 
 
-def open_rows(name: str, task: dict, args: TaskArguments, skip_broken: bool = False) -> Corpus:
+def open_rows(name: str, entry: TaskEntry, args: TaskArguments, skip_broken: bool = False) -> Corpus:
     """The corpus of the training rows, of which none is read yet. UserError if there are no training files, or files
     whose lines belong together."""
-    files = files_of_split(name, task, args, "train")
+    files = files_of_split(name, entry, args, "train")
     if isinstance(files, dict):
         raise UserError(
             f"--streaming: task {name} reads files whose lines belong together ({', '.join(files)}); make "
@@ -221,38 +222,39 @@ def open_rows(name: str, task: dict, args: TaskArguments, skip_broken: bool = Fa
         )
     cache = Path(args.data_cache_dir).expanduser()
     if files:
-        read_whole = None if is_text_corpus(task) else lambda path: read_records(task, path)
+        read_whole = None if entry.is_running_text else lambda path: read_records(entry, path)
         return FileCorpus(files, read_whole=read_whole, cache=cache, skip_broken=skip_broken)
-    dataset, config = task["hub"]
+    assert entry.hub is not None  # `files_of_split` found no files
+    dataset, config = entry.hub
     of_files = partial(FileCorpus, read_whole=None, cache=cache, skip_broken=skip_broken)
-    columns = source_columns(name, task, args)
+    columns = source_columns(name, entry, args)
     return hub_corpora(dataset, config, f"task {name}, data set", ("train",), columns, of_files)["train"]
 
 
-def source_columns(name: str, task: dict, args: TaskArguments) -> list[str]:
+def source_columns(name: str, entry: TaskEntry, args: TaskArguments) -> list[str]:
     """The columns of the source that a task's training rows are made of; [] where a function of the entry may read any,
     or rows are nested in records."""
-    if task.get("preprocess") or "tokenize" in task or task.get("records"):
+    if entry.preprocess or entry.tokenize or entry.records:
         return []
-    reader = SplitReader(name, task, args, "train")
-    columns = [*reader.columns, *(column for column, _ in reader.filter.conditions)]
-    named = [registry.as_list(reader.renamed.get(column, column)) for column in columns]
+    reader = SplitReader(name, entry, args, "train")
+    columns = [*entry.row_columns, *(column for column, _ in reader.filter.conditions)]
+    named = [as_list(reader.renamed.get(column, column)) for column in columns]
     return list(dict.fromkeys(itertools.chain.from_iterable(named)))
 
 
-def held_out_rows(name: str, task: dict, args: TaskArguments, corpus: Corpus) -> tuple[list[dict], int]:
+def held_out_rows(name: str, entry: TaskEntry, args: TaskArguments, corpus: Corpus) -> tuple[list[dict], int]:
     """(rows of a text corpus's first documents, to evaluate on: --max_eval_samples or HELD_OUT of them, up to the end
     of a document; how many documents these are). Training then begins after these documents."""
-    rows_of = row_splitter(name, task, args, "validation", corpus)
+    rows_of = row_splitter(name, entry, args, "validation", corpus)
     held_out = corpus.hold_out(args.max_eval_samples or HELD_OUT, lambda record: len(rows_of(record)))
     return [row for record in held_out for row in rows_of(record)], len(held_out)
 
 
 def row_splitter(
-    name: str, task: dict, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
+    name: str, entry: TaskEntry, args: TaskArguments, split: str = "train", corpus: Corpus | None = None
 ) -> Callable[[dict], list[dict]]:
     """The function from a record of the corpus to a split's rows. corpus: gives the record's place, for errors."""
-    reader = SplitReader(name, task, args, split, files_of="train")
+    reader = SplitReader(name, entry, args, split, files_of="train")
     names = class_names_of(getattr(corpus, "dataset", getattr(corpus, "files", None)))
     for path in reader.files or []:
         names |= class_names(path)
@@ -260,6 +262,6 @@ def row_splitter(
     def rows_of(record: dict) -> list[dict]:
         (record,) = reader.with_class_names([record], names)
         rows = list(reader.rows_of(record, corpus.here(f"task {name}, ") if corpus else f"task {name}, a row"))
-        return training_rows(task, rows) if split == "train" else rows
+        return training_rows(entry, rows) if split == "train" else rows
 
     return rows_of

@@ -57,7 +57,7 @@ def show_page(plan: Plan, engine: Engine) -> None:
         if labels is not None and item.texts:
             (source,) = sources
             chances = engine.score(source, labels).sum(dim=1).softmax(dim=0).tolist()
-            record["labels"] = dict(zip(plan.entry["labels"], chances, strict=True))
+            record["labels"] = dict(zip(plan.entry.labels, chances, strict=True))
         return record
 
     shown = {"prediction": "answer"}

@@ -5,10 +5,13 @@ python evaluate_t5.py --model_name_or_path out/dpo --against out/start_eval/pred
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from foundry.common.flags import Rules, option
 from tasks.metrics.comparison import Comparison
+
+if TYPE_CHECKING:
+    from tasks.entry import TaskEntry
 
 
 @dataclass
@@ -27,7 +30,7 @@ class WinRates(Comparison):
 
     against: str | None = option(None, "predictions.jsonl of another checkpoint on the same rows: adds win rates.")
 
-    def compared(self, entry: dict, records: list[dict]) -> dict[str, float]:
+    def compared(self, entry: "TaskEntry", records: list[dict]) -> dict[str, float]:
         from features.win_rates.rates import read_others, win_rates
 
         return win_rates(entry, records, read_others(self.against, records))

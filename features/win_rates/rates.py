@@ -10,20 +10,21 @@ import json
 from pathlib import Path
 
 from foundry.common.errors import UserError
+from foundry.corpora.reading import as_list
+from tasks.entry import TaskEntry
 from tasks.metrics.scoring import is_greater_better, score_predictions
 from tasks.metrics.words import script_of
-from tasks.registry import as_list
 
 _BOTH = ("chosen_log_probability", "rejected_log_probability")
 
 
-def win_rates(entry: dict, records: list[dict], others: list[dict]) -> dict[str, float]:
+def win_rates(entry: TaskEntry, records: list[dict], others: list[dict]) -> dict[str, float]:
     """{"win_rate_<metric>": share of rows, 0..1} of the checkpoint that wrote `records` against that of `others`.
 
     Both are rows of predictions.jsonl with targets, the same rows in the same order. Metrics of unknown direction, and
     log-probabilities that a side lacks, are left out.
     """
-    names = [name for name in entry["metrics"] if is_greater_better(name) is not None]
+    names = [name for name in entry.metrics if is_greater_better(name) is not None]
     script = script_of(text for record in records for text in as_list(record["target"]))
     sides = [[_scores(entry, record, script) for record in side] for side in (records, others)]
     signs = {name: 1 if is_greater_better(name) else -1 for name in names} | {"log_probability": 1}
@@ -35,10 +36,10 @@ def win_rates(entry: dict, records: list[dict], others: list[dict]) -> dict[str,
     return rates
 
 
-def _scores(entry: dict, record: dict, script: str) -> dict[str, float]:
+def _scores(entry: TaskEntry, record: dict, script: str) -> dict[str, float]:
     """{metric: value} of one answer to a set in this script, with "log_probability", the chosen answer's minus the
     rejected one's, if known."""
-    target = as_list(record["target"]) if entry["target_type"] == "text" else record["target"]
+    target = as_list(record["target"]) if entry.target_type == "text" else record["target"]
     ahead = {"log_probability": record[_BOTH[0]] - record[_BOTH[1]]} if {*_BOTH} <= record.keys() else {}
     return score_predictions(entry, [record["prediction"]], [target], script=script) | ahead
 

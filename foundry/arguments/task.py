@@ -2,27 +2,37 @@
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 
 from constants import DATASET_VALS
-from foundry.arguments.own_pairs import OWN, SHAPES, check_own_pairs, complete_own_pairs, names_own_pairs, own_entry
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
-from foundry.common.flags import AUTO, option, refuse
-from foundry.common.paths import check_folder
-from foundry.common.processes import cores_here, use_threads_to_tokenise
+from foundry.common.flags import AUTO, option
+from foundry.common.processes import cores_here
 from foundry.common.words import comma_words, did_you_mean
-from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
 from foundry.features import task_features
 
+OWN = "pairs"  # the task of a user's own pairs, in --dataset_name and before its metrics in a mixture
+# {record shape: the columns by which it is recognised}, in the order in which they are tried. In PAIR_SHAPES the two
+# columns are source and target; for the others the function of the same name in tasks/transforms.py makes these two.
+# natural_instructions_N writes N worked examples (Tk-Instruct: 2).
+PAIR_SHAPES: dict[str, tuple[str, ...]] = {
+    "pretokenized": ("inputs_pretokenized", "targets_pretokenized"),  # P3, of which T0 was made
+    "prompt_completion": ("prompt", "completion"),
+    "inputs_targets": ("inputs", "targets"),  # FLAN
+}
+SHAPES: dict[str, tuple[str, ...]] = {f"natural_instructions_{n}": ("Definition", "Instances") for n in (2, 0, 1, 3, 4)}
+SHAPES |= {"alpaca": ("instruction", "output"), "messages": ("messages",), "conversations": ("conversations",)}
+for _feature in task_features():
+    SHAPES |= {shape: columns for shape, (columns, _) in _feature.shapes.items()}
+SHAPES |= PAIR_SHAPES
 MIXING = ("proportional", "equal", "temperature")  # tasks/mixture.py
 TARGET_TYPES = ("class", "number", "text")
 LENGTHS = ("max_piece_length", "max_source_length", "max_target_length")  # flags, and fields of an entry
 CORRUPTED_SHARE = 0.1  # default of --span_corruption_share
 CORRUPTED = "span_corruption"  # the name of corrupted text among the parts of a mixture
 _LENGTH = dict(at_least=2, unit="tokens, the last of which is EOS", at_most=LONGEST)
-_HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
-_BUILTIN = ("builtin", "package_topic")  # the task if none is named
+HUB_PAIRS = "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"
+BUILTIN_TASK = ("builtin", "package_topic")  # the task if none is named
 
 
 @dataclass
@@ -46,7 +56,7 @@ class TaskArguments(*task_features()):  # type: ignore[misc]
     task: str | None = option(
         None,
         f"Such as glue/cola, glue/cola,super_glue/rte or glue/all. Benchmarks: {', '.join(DATASET_VALS)} "
-        f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(_BUILTIN)}.",
+        f"(constants.py). Not set: own pairs, task.json's, or in training {'/'.join(BUILTIN_TASK)}.",
         kw_only=True,  # --help shows it first, but TaskArguments("glue", "cola") sets benchmark and dataset_name
     )
     benchmark: str | None = option(None, "The part of --task before the slash.", is_older=True)
@@ -129,7 +139,7 @@ def split_task(text: str) -> tuple[str | None, str]:
         if word not in (*known, OWN):
             near = [name for name in known if name.endswith(f"/{word}")]
             hint = f" (did you mean {' or '.join(near)}?)" if near else did_you_mean(word, known, most=2)
-            raise UserError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {_HUB_PAIRS}")
+            raise UserError(f"--task {word}: no task of DATASET_VALS (constants.py){hint}; {HUB_PAIRS}")
         if first is None and word != OWN:
             first, _, _ = word.partition("/")
     return first, ",".join(word.removeprefix(f"{first}/") for word in words)
@@ -139,116 +149,3 @@ def task_arguments(values: dict) -> TaskArguments:
     """The TaskArguments among the flags that a run.json or task.json holds."""
     known = {field.name for field in dataclasses.fields(TaskArguments)}
     return TaskArguments(**{flag: value for flag, value in values.items() if flag in known})
-
-
-def check_tasks(args: TaskArguments) -> dict[str, dict]:
-    """{name: entry} of all tasks that the flags name, including own pairs. Sets --benchmark and --dataset_name so that
-    they name all of them. UserError for contradictions among the flags and for missing files."""
-    use_threads_to_tokenise(args.preprocessing_num_workers)
-    if names_own_pairs(args):
-        named = comma_words(args.dataset_name or OWN)
-        if named == [OWN]:
-            args.benchmark = args.benchmark or "own"
-        if OWN not in named:
-            named.append(OWN)
-        args.dataset_name = ",".join(named)
-        complete_own_pairs(args)
-    args.benchmark = args.benchmark or _BUILTIN[0]
-    args.dataset_name = args.dataset_name or _BUILTIN[1]
-    names = task_names(args.benchmark, args.dataset_name)
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--dataset_name {args.dataset_name}: {name} occurs twice. Name it once")
-    if names == [OWN]:
-        refuse(args, "data_dir", "is for named tasks; give the paths of your own files in full, and leave it out")
-    tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
-    if len(tasks) > 1 and OWN not in names:
-        refuse(args, "train_file validation_file", f"needs one task, and --dataset_name names {len(tasks)}")
-    if len(tasks) == 1:
-        refuse(args, "mixing mixing_cap mixing_temperature", "needs several tasks, and --dataset_name names one")
-    if args.span_corruption_file:
-        expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
-    else:
-        refuse(args, "span_corruption_share", "is for the text in --span_corruption_file: name it")
-    if args.mixing != "temperature":
-        refuse(args, "mixing_temperature", "needs --mixing temperature")
-    return tasks
-
-
-def task_names(benchmark: str, text: str) -> list[str]:
-    """The tasks that --dataset_name names; all stands for the benchmark's tasks that have their own training rows:
-    ("glue", "cola,super_glue/all") -> ["cola", "super_glue/boolq", "super_glue/cb", ...]."""
-    names = []
-    for word in comma_words(text):
-        prefix, slash, name = word.rpartition("/")
-        found = []
-        if name == "all":
-            for task, entry in DATASET_VALS.get(prefix or benchmark, {}).items():
-                if "train_with" not in entry:
-                    found.append(prefix + slash + task)
-        names += found or [word]
-    return names
-
-
-def find_entry(benchmark: str, name: str) -> dict:
-    """The entry of a task of the benchmark, or of another: ("glue", "super_glue/rte"). UserError if there is none."""
-    other, _, rest = name.rpartition("/")
-    if other in DATASET_VALS and other != benchmark:
-        benchmark, name = other, rest
-    tasks = DATASET_VALS.get(benchmark, {})
-    for flag, value, known in (("--benchmark", benchmark, DATASET_VALS), ("--dataset_name", name, tasks)):
-        if value not in known:
-            hint = did_you_mean(value, known, most=2)
-            elsewhere = [f"--task {other}/{value}" for other, named in DATASET_VALS.items() if value in named]
-            if elsewhere and not hint:
-                hint = f" (did you mean {' or '.join(elsewhere)}?)"
-            more = f"; {_HUB_PAIRS}" if "/" in value or flag == "--dataset_name" and not hint else ""
-            raise UserError(f"{flag} {value}: not in DATASET_VALS{hint}; available: {', '.join(known)}{more}")
-    return tasks[name]
-
-
-def _named_entry(args: TaskArguments) -> dict:
-    """The entry of the one task that the flags name, with the `fields_of_flags`."""
-    entry = find_entry(args.benchmark, args.dataset_name)
-    if args.max_piece_length and "max_piece_length" not in entry:
-        refuse(args, "max_piece_length", f"the rows of task {args.dataset_name} are not pieces of a text: leave it out")
-    return entry | fields_of_flags(vars(args))
-
-
-def fields_of_flags(flags: dict) -> dict:
-    """The fields of a named task's entry that flags, or their record in task.json, replace: its lengths, and with
-    --source_prefix '' its prefix."""
-    fields = {name: flags[name] for name in LENGTHS if flags.get(name) not in (None, AUTO)}
-    if flags.get("source_prefix") == "":
-        fields["prefix"] = None
-    return fields
-
-
-def check_task(args: TaskArguments) -> dict:
-    """The entry of the one task in --dataset_name, with the lengths that flags set. UserError for contradictions among
-    the flags and for missing files."""
-    if args.dataset_name == OWN:
-        check_own_pairs(args)
-        entry, known, hint = own_entry(args), ROW_SUFFIXES, "; parallel lines: --source_file and --target_file"
-    else:
-        entry, known, hint = _named_entry(args), (*ROW_SUFFIXES, ".txt"), ""
-    is_text = "max_piece_length" in entry
-    suffixes = TEXT_SUFFIXES if is_text else ROW_SUFFIXES
-    for flag in ("train_file", "validation_file"):
-        for file in expand_files(f"--{flag}", getattr(args, flag) or [], suffixes):
-            if not is_text and data_kind(file) not in known:
-                raise UserError(
-                    f"--{flag} {file}: a file of rows must end in one of {' '.join(ROW_SUFFIXES)} (and "
-                    f".gz, .xz ...){hint}"
-                )
-    check_folder("--data_cache_dir", args.data_cache_dir, writes=False)
-    if args.data_dir and not Path(args.data_dir).is_dir():
-        raise UserError(f"--data_dir {args.data_dir}: no such folder. Name the one with the task's files")
-    if "builtin" in entry:
-        refuse(
-            args,
-            "data_dir",
-            f"the task {args.dataset_name} brings its own data; for files of yours give "
-            "--train_file and --validation_file, or in a mixture whole paths in the other task's entry",
-        )
-    return entry

@@ -601,6 +601,11 @@ def cell_text(value: object, column: str, place: str) -> str:
     return with_spaces(value)
 
 
+def as_list(value: object) -> list:
+    """A list or tuple as a list, anything else as its only item."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
 def is_missing(value: object) -> bool:
     """Whether a value is None, or NaN, which pandas writes for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))

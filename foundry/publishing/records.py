@@ -1,11 +1,9 @@
 """What the files of a run's folder say about it."""
 
-import contextlib
 import typing
 from pathlib import Path
 
-from foundry.arguments.own_pairs import OWN, own_entry
-from foundry.arguments.task import TaskArguments, fields_of_flags, find_entry, task_arguments, task_names
+from foundry.arguments.task import TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
 from foundry.common.processes import print_once
@@ -50,13 +48,3 @@ def task_of_run(run: dict) -> tuple[str, str] | None:
     if not arguments.get("benchmark"):
         return None
     return arguments["benchmark"], arguments["dataset_name"]
-
-
-def first_entry(task: tuple[str, str], arguments: dict) -> dict:
-    """The entry of a task, or of a mixture's first task; {} if DATASET_VALS no longer has it."""
-    name = task_names(*task)[0]
-    if name == OWN:
-        return own_entry(task_arguments(arguments))
-    with contextlib.suppress(ValueError):
-        return find_entry(task[0], name) | fields_of_flags(arguments)
-    return {}

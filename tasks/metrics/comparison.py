@@ -1,12 +1,17 @@
 """The kind of features that compare an evaluation's answers with something else."""
 
+from typing import TYPE_CHECKING
+
 from foundry.features import Feature
+
+if TYPE_CHECKING:
+    from tasks.entry import TaskEntry
 
 
 class Comparison(Feature):
     """Numbers of an evaluation beside the metrics of its tasks: by the core none."""
 
-    def compared(self, entry: dict, records: list[dict]) -> dict[str, float]:
+    def compared(self, entry: "TaskEntry", records: list[dict]) -> dict[str, float]:
         """{name: number} of a split. records: its rows as predictions.jsonl has them, with targets; entry: of their
         task. UserError if there is nothing to compare them with."""
         return {}

@@ -19,10 +19,12 @@ from typing import Any
 from constants import GREATER_IS_BETTER, PERCENT_METRICS, SMALLER_IS_BETTER
 from foundry.common.errors import UserError
 from foundry.common.words import did_you_mean
+from foundry.corpora.reading import as_list
 from foundry.features import features_of
+from tasks.entry import TaskEntry
 from tasks.metrics import answers, general
 from tasks.metrics.comparison import Comparison
-from tasks.registry import INVALID, as_list, number_text, positive_label, value_of_text
+from tasks.registry import INVALID, number_text, value_of_text
 
 logger = logging.getLogger(__name__)
 TRIED_ROWS = 8  # first rows on which metrics from outside `METRICS` are tried before training
@@ -86,20 +88,20 @@ def _load_evaluate(name: str) -> Any:
     return evaluate.load(name, keep_in_memory=True)  # no cache file for the ranks of a machine to race on
 
 
-def check_metrics(task_name: str, entry: dict) -> None:
+def check_metrics(task_name: str, entry: TaskEntry) -> None:
     """UserError, before any training, if a metric of the task is unknown or does not fit its targets."""
-    kind, fitting = entry["target_type"], _FITTING[entry["target_type"]]
-    for name in entry["metrics"]:
+    kind, fitting = entry.target_type, _FITTING[entry.target_type]
+    for name in entry.metrics:
         where = f"Task {task_name!r}, metric {name!r}:"
-        if name in entry.get("metric_functions", {}):
+        if name in entry.metric_functions:
             continue
         if name not in METRICS:
             _check_module(name, kind, where)
         elif name not in fitting:
             raise UserError(f"{where} not for target_type {kind!r}. Possible are {', '.join(fitting)}")
-        elif name == "f1" and len(entry["labels"]) != 2:
-            raise UserError(f"{where} needs two labels, not {entry['labels']}. 'f1_macro' takes any number")
-        elif name in _IN_CONTEXT and not entry.get("metric_columns"):
+        elif name == "f1" and len(entry.labels) != 2:
+            raise UserError(f"{where} needs two labels, not {entry.labels}. 'f1_macro' takes any number")
+        elif name in _IN_CONTEXT and not entry.metric_columns:
             raise UserError(f"{where} needs the entry's `metric_columns`. What it computes: {METRICS[name].__doc__}")
 
 
@@ -151,7 +153,7 @@ def _form_of_feature(feature: Any) -> str | None:
 
 # ---------------------------------------------------------------- the scores of a task
 def score_predictions(
-    entry: dict,
+    entry: TaskEntry,
     predicted_texts: list[str],
     target_texts: list,
     context: list[tuple] | None = None,
@@ -168,13 +170,13 @@ def score_predictions(
     (metrics/words.py). Predicted numbers are compared with the unrounded numbers of the file, as GLUE does; only
     metrics of texts get the rounded text that the model is trained to write.
     """
-    kind, functions = entry["target_type"], entry.get("metric_functions", {})
+    kind, functions = entry.target_type, entry.metric_functions
     predicted: list = []
     if kind != "text":
         predicted = [value_of_text(entry, text) for text in predicted_texts]
     forms = _forms(entry, predicted_texts, predicted, target_texts, context, script)
     scores: dict[str, float] = {}
-    for name in entry["metrics"]:
+    for name in entry.metrics:
         if name in functions:
             scores[name] = float(functions[name](*forms["texts" if kind == "text" else "values"]))
         elif name in METRICS:
@@ -195,18 +197,18 @@ def score_predictions(
     return scores
 
 
-def signatures(entry: dict, target_texts: list) -> dict[str, str]:
+def signatures(entry: TaskEntry, target_texts: list) -> dict[str, str]:
     """{"<metric>_signature": sacrebleu's signature} of those metrics of the task that are sacrebleu's. target_texts: as
     in `score_predictions`."""
     found = {}
-    for name in entry["metrics"]:
-        if name in general.SACREBLEU and name not in entry.get("metric_functions", {}):
+    for name in entry.metrics:
+        if name in general.SACREBLEU and name not in entry.metric_functions:
             found[f"{name}_signature"] = general.sacrebleu_signature(name, list(map(as_list, target_texts)))
     return found
 
 
 def _forms(
-    entry: dict,
+    entry: TaskEntry,
     predicted_texts: list[str],
     predicted: list,
     target_texts: list,
@@ -219,16 +221,16 @@ def _forms(
     - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
     """
     forms: dict[str, tuple] = {}
-    if entry["target_type"] != "text":
+    if entry.target_type != "text":
         gold = [value_of_text(entry, text) for text in target_texts]
-        if entry["target_type"] == "number":
+        if entry.target_type == "number":
             values = _with_worst(entry, predicted, gold)
-            target_texts = [number_text(value, entry.get("numbers", {}).get("step")) for value in gold]
+            target_texts = [number_text(value, (entry.numbers or {}).get("step")) for value in gold]
         else:
             values = [INVALID if value is None else value for value in predicted]
         forms["values"] = forms["positive last"] = (values, gold)
         forms["values in context"] = (values, gold, context)
-        if entry["target_type"] == "class" and positive_label(entry) == entry["labels"][0]:
+        if entry.target_type == "class" and entry.positive_class == entry.labels[0]:
             swapped = {0: 1, 1: 0, INVALID: INVALID}
             forms["positive last"] = ([swapped[value] for value in values], [swapped[value] for value in gold])
     lists = list(map(as_list, target_texts))
@@ -243,10 +245,10 @@ def _forms(
     }
 
 
-def _with_worst(entry: dict, predicted: list[float | None], gold: list[float]) -> list[float]:
+def _with_worst(entry: TaskEntry, predicted: list[float | None], gold: list[float]) -> list[float]:
     """The predicted numbers with the worst possible answer in place of None: the entry's `unreadable`, else the end of
     the range that is farther from the gold number: [None, None], [1, 4] of numbers between 0 and 5 -> [5, 0]."""
-    known = entry.get("numbers") or {"least": min(gold), "most": max(gold)}
+    known = entry.numbers or {"least": min(gold), "most": max(gold)}
     least, most = known["least"], known["most"]
     values = []
     for value, right in zip(predicted, gold, strict=True):
@@ -271,10 +273,10 @@ def _evaluate_scores(name: str, results: dict[str, Any]) -> dict[str, float]:
     return {name: values.pop(main)} | {f"{name}_{key}": value for key, value in values.items()}
 
 
-def try_metrics(task_name: str, entry: dict, target_texts: list, context: list[tuple] | None) -> None:
+def try_metrics(task_name: str, entry: TaskEntry, target_texts: list, context: list[tuple] | None) -> None:
     """UserError, before any training, if a task names metrics from outside `METRICS` and its metrics fail on a split's
     references."""
-    if set(entry["metrics"]) <= METRICS.keys() - entry.get("metric_functions", {}).keys():
+    if set(entry.metrics) <= METRICS.keys() - entry.metric_functions.keys():
         return
     longest = max(range(len(target_texts)), key=lambda row: len(as_list(target_texts[row])))  # has the most references
     rows = sorted({*range(min(TRIED_ROWS, len(target_texts))), longest})
@@ -285,6 +287,6 @@ def try_metrics(task_name: str, entry: dict, target_texts: list, context: list[t
     except Exception as error:  # whatever a user's function or module raises
         reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
         raise UserError(
-            f"Task {task_name!r}, metrics {', '.join(entry['metrics'])}: they fail on the first rows of its "
+            f"Task {task_name!r}, metrics {', '.join(entry.metrics)}: they fail on the first rows of its "
             f"evaluation. {reason}"
         ) from error

@@ -31,6 +31,7 @@ from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.corpora.trained_text import TRAINED_TEXT
 from foundry.model_t5 import build_config, create_model
 from foundry.training.optimizers import AdamWRMSScaled
+from tasks.named import find_entry
 from tasks.registry import source_text
 from tasks.rows import load_rows
 from tools import report_glue
@@ -213,7 +214,7 @@ class EvaluateTest(parameterized.TestCase):
         write_glue(cls.glue)
         cls.pairs = {}
         for (name, split), answers in ANSWERS.items():
-            task, args = DATASET_VALS["glue"][name], TaskArguments("glue", name, data_dir=str(cls.glue))
+            task, args = find_entry("glue", name), TaskArguments("glue", name, data_dir=str(cls.glue))
             sources = [source_text(task, row) for row in load_rows(name, task, args, split)]
             cls.pairs[name, split] = list(zip(sources, answers, strict=True))
         pairs = sum(cls.pairs.values(), [])

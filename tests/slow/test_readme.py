@@ -21,7 +21,7 @@ from features.back_translation import back_translate
 from features.gemma import adapt_decoder
 from features.rerank import rerank_answers
 from foundry.common.command_line import parse_arguments
-from tasks.registry import check_entry, plain_entry
+from tasks.entry import TaskEntry
 from tools import plot_runs, report_glue, sweep_file, sweep_t5
 
 ROOT = Path(__file__).parents[2]
@@ -137,7 +137,7 @@ class ReadmeTest(parameterized.TestCase):
             exec(compile(ast.parse(code), page, "exec"), {"DATASET_VALS": registry, "SMALLER_IS_BETTER": set()})
         self.assertNotEmpty(registry["mine"])
         for name, entry in registry["mine"].items():
-            check_entry(name, plain_entry(entry))
+            TaskEntry.of(name, entry)
 
     @parameterized.parameters(*PAGES)
     def test_linked_files_and_sections_are_there(self, page):

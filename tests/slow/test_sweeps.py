@@ -22,7 +22,6 @@ from constants import DATASET_VALS
 from foundry.common.reports import tracked_name
 from foundry.modeling.loss import STATISTICS
 from foundry.objectives.metrics import language_model_metrics
-from tasks.registry import eval_splits
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "sweeps").glob("*.yaml"))
@@ -227,8 +226,8 @@ class SweepsTest(parameterized.TestCase):
         if task_args.benchmark == "glue":
             self.assertEqual(path.stem, f"glue_{task_args.dataset_name}_sweep")
         self.assertEqual(f"{sweep['name']}_sweep", path.stem)
-        split = "" if len(eval_splits(task)) == 1 else eval_splits(task)[0] + "_"
-        self.assertEqual(sweep["metric"]["name"], f"eval/{split}{task['metrics'][0]}")
+        split = "" if len(task.eval_splits) == 1 else task.eval_splits[0] + "_"
+        self.assertEqual(sweep["metric"]["name"], f"eval/{split}{task.metrics[0]}")
         self.assertEqual(sweep["metric"]["name"], tracked_name(training_args.metric_for_best_model))
         self.assertEqual(sweep["metric"]["goal"], "maximize" if training_args.greater_is_better else "minimize")
         self.assertIn("wandb", training_args.report_to)

@@ -64,7 +64,7 @@ features/encoder_heads/head_kinds.py, seen by features/encoder_heads/test_head_r
   + f1_score(gold, found, average="macro", zero_division=0)
 tasks/registry.py, seen by features/encoder_heads/test_head_rows.py
   numbers_are_names_in_alphabetical_order
-  - if is_index and entry.get("ordered_labels", True):
+  - if is_index and entry.ordered_labels:
   + if is_index:
 # answers that are drawn and chosen
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
@@ -347,8 +347,8 @@ foundry/corpora/token_files.py, seen by unit/test_data_t5.py
   -
 tasks/task.py, seen by unit/test_examples.py
   rows_for_another_prefix
-  - fields = ("prefix", "inputs", "target",
-  + fields = ("inputs", "target",
+  - texts = [entry.prefix, entry.inputs,
+  + texts = [entry.inputs,
 
 # messages, flags
 foundry/common/command_line.py, seen by unit/test_arguments_t5.py unit/test_first_contact.py

@@ -24,10 +24,9 @@ from transformers import Seq2SeqTrainingArguments
 
 import constants
 import foundry.arguments.training
-from constants import DATASET_VALS, OPTIMIZERS, TRAINING_DEFAULTS
+from constants import OPTIMIZERS, TRAINING_DEFAULTS
 from foundry.arguments.model import ModelArguments, check_model
-from foundry.arguments.own_pairs import SHAPES
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import SHAPES, TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import (
     FineTuningArguments,
@@ -44,6 +43,7 @@ from foundry.common.paths import RESUME_NEWEST
 from foundry.common.processes import is_answered, is_first_process, print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
+from tasks.named import check_tasks, find_entry
 from tools import keep_flags
 
 ROOT = Path(constants.__file__).parent
@@ -532,7 +532,7 @@ class ChecksTest(TestCase):
         pre_training_data(train_file=[self.write("a.txt")], validation_file=[self.write("b.txt")])
         pre_training_data(train_file=[str(self.folder / "*.txt")], validation_file=[self.write("b.txt")])
         pre_training_data(dataset_name="allenai/c4", dataset_config_name="en")
-        self.assertEqual(tasks(benchmark="glue", dataset_name="rte"), {"rte": DATASET_VALS["glue"]["rte"]})
+        self.assertEqual(tasks(benchmark="glue", dataset_name="rte"), {"rte": find_entry("glue", "rte")})
         check_training(self.training(num_train_epochs=2.0, max_steps=-1), "pre-training from scratch")
         check_training(self.training(num_train_epochs=2.0, max_steps=9), "fine-tuning a checkpoint")
         switches = self.training(do_train=True, do_eval=True)

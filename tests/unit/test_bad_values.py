@@ -13,7 +13,8 @@ from foundry.common.paths import check_folder
 from foundry.common.processes import check_open_files, lonely_task
 from foundry.corpora.files import expand_files
 from foundry.model_t5 import parse_overrides
-from tasks.registry import check_entry, empty_texts
+from tasks.entry import TaskEntry
+from tasks.registry import empty_texts
 
 ENTRY = dict(
     prefix="colour",
@@ -60,7 +61,7 @@ class LimitsTest(parameterized.TestCase):
 
 class EntryTest(parameterized.TestCase):
     def test_a_right_one(self):
-        check_entry("x", ENTRY)
+        TaskEntry.of("x", ENTRY)
 
     @parameterized.parameters(
         (dict(inputs="text"), "inputs 'text': must be a dictionary"),
@@ -79,15 +80,25 @@ class EntryTest(parameterized.TestCase):
         (dict(columns={"a": "text"}), r"columns \{'a': 'text'\}: must be \{column: answer, answers, number or bool"),
         (dict(columns={"labels": "number"}), "columns .* are names of a batch. Rename with file_columns"),
         (dict(columns={"a": "number"}, tokenize=print), "columns .*: not with tokenize"),
+        (dict(metrics=[]), "the entry has no metrics"),
+        (dict(target=""), "the entry has no target"),
+        (dict(target_type="classes"), "target_type classes: must be one of class"),
+        (dict(labels=[]), "target_type class needs `labels`, at least two"),
+        (dict(labels=["a"]), "target_type class needs `labels`, at least two"),
+        (dict(labels=["a", "b", "a"]), "target_type class needs `labels`, at least two"),
+        (dict(file_colums={}), r"file_colums is no field of an entry \(did you mean file_columns\?\)"),
+        (dict(further={}), "further is no field of an entry"),  # of a TaskEntry, not of a user
+        (dict(preprocess="squat"), r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
+        (dict(preprocess="nothing"), "preprocess nothing: not in tasks/transforms.py. Give a function of a row"),
     )
     def test_fields_of_a_wrong_kind(self, changes, message):
         with self.assertRaisesRegex(ValueError, f"DATASET_VALS task x: {message}"):
-            check_entry("x", ENTRY | changes)
+            TaskEntry.of("x", ENTRY | changes)
 
 
 class RowsTest(absltest.TestCase):
     def test_empty_texts_are_counted(self):
-        task = dict(inputs={"a": "a", "b": "b"}, target="t", target_type="text")
+        task = TaskEntry(inputs={"a": "a", "b": "b"}, target="t", target_type="text")
         rows = [dict(a="x", b="", t="y"), dict(a=" ", b="", t="y"), dict(a="", b=["", ""], t=" "), dict(a="x", b="")]
         self.assertEqual(empty_texts("x", task, rows), {"sources": 2, "targets": 1})
         self.assertEqual(empty_texts("x", task, rows[:1]), {})

@@ -10,13 +10,15 @@ from absl.testing import parameterized
 from helpers import sentences
 
 from data_collator_t5 import T5DataCollator
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.sources import find_sources
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint, train_tokenizer
 from foundry.features import NO_FEATURES
+from tasks.entry import TaskEntry
 from tasks.mixture import CorruptedText, Mixture, TaskData, Tasks
+from tasks.named import check_tasks
 from tasks.task import Task
 
 TEXT = sentences(400)
@@ -66,7 +68,7 @@ class CorruptedTextTest(parameterized.TestCase):
     @parameterized.parameters((0.1, 1), (0.9, 1), (0.25, 2), (None, 2))
     def test_share(self, share, tasks):
         files = {split: str(self.folder / f"{split}.jsonl") for split in ("train", "validation")}
-        entry = dict(
+        entry = TaskEntry(
             inputs={"": "a"},
             target="b",
             target_type="text",

@@ -25,6 +25,7 @@ from foundry.report import repeats
 from foundry.report.files import groups_of_files, kinds_of, odd_file
 from foundry.report.preview import LINES
 from foundry.report.repeats import LONG_RUN, counted, counted_documents
+from tasks.entry import TaskEntry
 from tasks.registry import unprefixed_text
 from tasks.repeated_rows import described_known_rows, described_repeated_rows
 from tasks.trained_rows import TrainedRows
@@ -101,7 +102,7 @@ class CountsTest(parameterized.TestCase):
 
 
 class RowsTest(parameterized.TestCase):
-    ENTRY = dict(inputs={"": "a"}, target="b", target_type="text", prefix="do: ")
+    ENTRY = TaskEntry(inputs={"": "a"}, target="b", target_type="text", prefix="do: ")
 
     def test_counts(self):
         train = [{"a": f"q{n}", "b": "same"} for n in range(10)] + [{"a": "id", "b": "text"}] * 19

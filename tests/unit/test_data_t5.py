@@ -37,7 +37,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, 
 from constants import BUILTIN_CORPUS
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from features.streams.streamed_text import open_corpus
-from foundry.arguments.task import TaskArguments, check_tasks
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common import digests
 from foundry.common.errors import UserError
@@ -58,6 +58,7 @@ from foundry.corpora.tokenizers import (
 )
 from foundry.model_t5 import load_model
 from foundry.training.row_order import TrainingRows
+from tasks.named import check_tasks
 from tools import installed_docs
 
 VOCAB_SIZE = 900

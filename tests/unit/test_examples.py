@@ -4,6 +4,7 @@ Hermetic: the files are written here, row by row, in the layout of the official 
 (lone quotes, a byte-order mark, no header, lines that go on). The expected texts are T5's: REFERENCE, section 5.
 """
 
+import dataclasses
 import json
 import tempfile
 from pathlib import Path
@@ -18,20 +19,22 @@ from transformers import ByT5Tokenizer
 
 import tasks.task
 from constants import DATASET_VALS
-from foundry.arguments.task import TaskArguments, check_task
+from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.modeling.loss import STATISTICS
 from foundry.report.preview import UNCUT
-from tasks import examples, registry
+from tasks import examples
+from tasks.entry import TaskEntry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
-from tasks.registry import check_entry, eval_splits, source_text, target_text
+from tasks.named import check_task, find_entry
+from tasks.registry import source_text, target_text
 from tasks.rows import load_rows, nested_rows
 from tasks.task import LoadedTask, Task
 from tools import installed_docs
 
-GLUE = DATASET_VALS["glue"]
+GLUE = {name: find_entry("glue", name) for name in DATASET_VALS["glue"]}
 
 
 def lines(*rows: str) -> str:
@@ -185,8 +188,8 @@ class TestCase(parameterized.TestCase):
     def arguments(self, name: str, benchmark: str = "glue", **flags) -> TaskArguments:
         return TaskArguments(benchmark, name, data_cache_dir=str(self.folder / "cache"), **flags)
 
-    def texts(self, name: str, task: dict, rows: list[dict]) -> list[tuple[str, str | None]]:
-        hidden = task["target"] not in rows[0]
+    def texts(self, name: str, task: TaskEntry, rows: list[dict]) -> list[tuple[str, str | None]]:
+        hidden = task.target not in rows[0]
         return [(source_text(task, row), None if hidden else target_text(name, task, row)) for row in rows]
 
 
@@ -203,51 +206,43 @@ class GlueFilesTest(TestCase):
 
     def test_every_task_and_split_stands_in_the_table(self):
         expected = {
-            (name, split)
-            for name, task in GLUE.items()
-            for split in ["train", *eval_splits(task), *registry.test_splits(task)]
+            (name, split) for name, task in GLUE.items() for split in ["train", *task.eval_splits, *task.test_splits]
         }
         self.assertEqual(set(TEXTS), expected - {("ax", "train"), ("ax", "validation")})  # which AX does not have
-        self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task["files"].values()})
+        self.assertEqual(set(FILES), {file for task in GLUE.values() for file in task.files.values()})
 
-    @parameterized.parameters(
-        ("rte", "RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n", "line 4: 2 fields, the header has 4"),
-        ("cola", "CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n", "line 2: 2 fields, the lines before have 4"),
-    )
-    def test_ragged_line(self, name, file, content, message):
-        path = self.write(file, content)
-        with self.assertRaisesRegex(ValueError, f"{path}, {message}"):
-            load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), "train")
+    HEADER = "index\tsentence1\tsentence2\tlabel\n"
 
-    @parameterized.named_parameters(
+    @parameterized.parameters(  # (task, split, file and its bytes or None: it is not there, what the message names)
+        ("rte", "train", "RTE/train.tsv", FILES["RTE/train.tsv"] + "2\tonly two\n", "train.tsv, line 4: 2", "4"),
+        ("cola", "train", "CoLA/train.tsv", "gj04\t1\t\tFine.\ngj04\t1\n", "CoLA/train.tsv, line 2: 2", "4"),
         (
-            "column",
-            "RTE/dev.tsv",
-            "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n",
-            r"RTE/dev.tsv, row 1: no column sentence1 \(did you mean sentence_1\?\), which task rte needs; "
-            "available: index, sentence_1, sentence2, label",
+            *("rte", "validation", "RTE/dev.tsv", "index\tsentence_1\tsentence2\tlabel\n0\tA\tB\tentailment\n"),
+            *("RTE/dev.tsv, row 1", "sentence1", "sentence_1", "rte", "index, sentence_1, sentence2, label"),
         ),
-        ("label_column", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label, which task rte"),
-        ("no_rows", "RTE/dev.tsv", "index\tsentence1\tsentence2\tlabel\n", "task rte, split validation: no rows"),
-        ("encoding", "RTE/dev.tsv", None, r"RTE/dev.tsv: line 2 is not UTF-8 text \(byte 0xe9\)"),
+        ("rte", "validation", "RTE/dev.tsv", "index\tsentence1\tsentence2\n0\tA\tB\n", "no column label", "rte"),
+        ("rte", "validation", "RTE/dev.tsv", HEADER, "rte", "validation", "no rows"),
+        ("rte", "validation", "RTE/dev.tsv", f"{HEADER}0\té\tB\t1\n".encode("latin-1"), "dev.tsv: line 2", "0xe9"),
+        (
+            "mrpc",
+            "train",
+            "MRPC/dev.tsv",
+            None,
+            "--data_dir",
+            "MRPC/dev.tsv",
+            "mrpc",
+            "validation",
+        ),  # it says which rows
+        ("mrpc", "validation", "MRPC/dev.tsv", None, "--data_dir", "MRPC/dev.tsv", "mrpc", "validation"),
+        ("ax", "validation", "MRPC/dev.tsv", None, "ax", "validation", "test"),
     )
-    def test_refused(self, name, content, message):
-        self.write(name, content or "")
+    def test_refused(self, name, split, file, content, *named):
+        path = self.folder / file
         if content is None:
-            (self.folder / name).write_bytes("index\tsentence1\tsentence2\tlabel\n0\té\tB\t1\n".encode("latin-1"))
-        with self.assertRaisesRegex(ValueError, message):
-            load_rows("rte", GLUE["rte"], self.arguments("rte", data_dir=str(self.folder)), "validation")
-
-    NO_DEV = "--data_dir .*: no file MRPC/dev.tsv, which task mrpc reads as validation"
-
-    @parameterized.parameters(
-        ("mrpc", "train", NO_DEV),  # in which the rows of the other file are too
-        ("mrpc", "validation", NO_DEV),
-        ("ax", "validation", "task ax: its entry has no file for the split validation; available: test"),
-    )
-    def test_missing_files(self, name, split, message):
-        (self.folder / "MRPC/dev.tsv").unlink()
-        with self.assertRaisesRegex(ValueError, message):
+            path.unlink()
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        with self.assertRaisesRegex(ValueError, ".*".join(named)):
             load_rows(name, GLUE[name], self.arguments(name, data_dir=str(self.folder)), split)
 
     def test_own_files_instead(self):
@@ -275,19 +270,19 @@ class HubTest(TestCase):
         data = datasets.DatasetDict({split: datasets.Dataset.from_dict(columns) for split, columns in splits.items()})
         with mock.patch("tasks.rows.load_dataset_splits", return_value=data) as loader:
             rows = load_rows(name, GLUE[name], self.arguments(name), split)
-        loader.assert_called_once_with(*GLUE[name]["hub"], f"task {name}, data set")
+        loader.assert_called_once_with(*GLUE[name].hub, f"task {name}, data set")
         return self.texts(name, GLUE[name], rows)
 
-    @parameterized.parameters(name for name, task in GLUE.items() if task["target_type"] == "class" and name != "ax")
+    @parameterized.parameters(name for name, task in GLUE.items() if task.target_type == "class" and name != "ax")
     def test_class_numbers(self, name):
         task = GLUE[name]
-        numbers = list(range(len(task["labels"])))
-        columns = {column: [f"{column} {n}" for n in numbers] for column in task["inputs"].values()}
+        numbers = list(range(len(task.labels)))
+        columns = {column: [f"{column} {n}" for n in numbers] for column in task.reads}
         columns |= {"idx": numbers, "label": numbers}
-        split = eval_splits(task)[0]
+        split = task.eval_splits[0]
         texts = self.load(name, split, **{split: columns})
-        self.assertEqual([target for _, target in texts], task["labels"])
-        self.assertStartsWith(texts[0][0], f"{task['prefix']} {next(iter(task['inputs']))}: ")
+        self.assertEqual([target for _, target in texts], task.labels)
+        self.assertStartsWith(texts[0][0], f"{task.prefix} {next(iter(task.inputs))}: ")
 
     def test_hidden_labels(self):
         columns = {"sentence": ["A", "B"], "label": [-1, -1], "idx": [0, 1]}
@@ -328,82 +323,37 @@ class OwnTaskTest(TestCase):
         max_target_length=8,
     )
 
-    def check(self, entry: dict, **flags):
-        with mock.patch.dict(DATASET_VALS, {"mine": {"stars": entry}}):
-            args = self.arguments("stars", "mine", data_dir=str(self.folder), **flags)
-            task = check_task(args)
-            check_entry("stars", task)
-            check_metrics("stars", task)
-            return {
-                split: self.texts("stars", task, load_rows("stars", task, args, split))
-                for split in ("train", "validation", "test")
-            }
-
-    @parameterized.parameters("csv", "jsonl", "tsv", "jsonl.gz")
-    def test_files(self, suffix):
-        rows = {
-            "train": [("Ü, well", "X", "good"), ("no", "Y", 0)],
-            "validation": [("so so", "Z", "1")],
-            "test": [("?", "W", "bad")],
-        }
-        for split, values in rows.items():
-            named = [dict(zip(("body", "title", "rating"), row, strict=True)) for row in values]
-            separator = {"csv": ",", "tsv": "\t"}.get(suffix)
-            quoted = lambda field: f'"{field}"' if suffix == "csv" else str(field)  # noqa: B023, E731
-            table = (
-                "".join(separator.join(map(quoted, row)) + "\n" for row in [named[0], *values]) if separator else named
-            )
-            path = self.write(f"stars/{split}.{suffix.removesuffix('.gz')}", table)
-            if suffix.endswith(".gz"):
-                import gzip
-
-                (self.folder / f"stars/{split}.{suffix}").write_bytes(gzip.compress(path.read_bytes()))
-        entry = self.ENTRY | {"files": {split: f"stars/{split}.{suffix}" for split in rows}}
-        expected = {
-            "train": [("stars review: Ü, well product: X", "good"), ("stars review: no product: Y", "bad")],
-            "validation": [("stars review: so so product: Z", "fair")],
-            "test": [("stars review: ? product: W", "bad")],
-        }
-        self.assertEqual(self.check(entry), expected)
+    def rows(self, changes: dict, split: str, **flags) -> list[dict]:
+        args = self.arguments("stars", data_dir=str(self.folder), **flags)
+        return load_rows("stars", TaskEntry.of("stars", self.ENTRY | changes), args, split)
 
     def test_an_empty_value_is_named(self):
         self.write("train.jsonl", [{"body": "x", "title": None, "rating": "good"}])
-        with self.assertRaisesRegex(
-            ValueError, "train.jsonl, row 1: the column title is empty, which task stars needs"
-        ):
-            self.check(self.ENTRY | {"files": {"train": "train.jsonl"}})
+        with self.assertRaisesRegex(ValueError, "train.jsonl, row 1: the column title is empty"):
+            self.rows({"files": {"train": "train.jsonl"}}, "train")
 
     def test_no_source(self):
         with self.assertRaisesRegex(
             ValueError, "task stars: .* no file for the split train; available: none .*--train_file"
         ):
-            load_rows("stars", self.ENTRY, self.arguments("stars", "mine"), "train")
+            load_rows("stars", TaskEntry.of("stars", self.ENTRY), self.arguments("stars", "mine"), "train")
 
     def test_public_labels_of_a_test_split_are_kept_only_if_whole(self):
         for rating, kept in ((["good", "bad"], True), (["good", None], False)):
-            rows = [{"body": "x", "title": "y", "rating": value} for value in rating]
-            self.write("test.jsonl", rows)
-            loaded = load_rows(
-                "stars",
-                self.ENTRY | {"files": {"test": "test.jsonl"}},
-                self.arguments("stars", data_dir=str(self.folder)),
-                "test",
-            )
-            self.assertEqual("rating" in loaded[0], kept)
+            self.write("test.jsonl", [{"body": "x", "title": "y", "rating": value} for value in rating])
+            self.assertEqual("rating" in self.rows({"files": {"test": "test.jsonl"}}, "test")[0], kept)
 
     def test_a_test_split_may_have_empty_lists_of_answers(self):
-        entry = self.ENTRY | dict(target_type="text", files=dict(test="test.jsonl", train="test.jsonl"))
+        changes = dict(target_type="text", files=dict(test="test.jsonl", train="test.jsonl"))
         self.write("test.jsonl", [{"body": "x", "title": "y", "rating": []}] * 2)
-        args = self.arguments("stars", data_dir=str(self.folder))
-        self.assertEqual(load_rows("stars", entry, args, "test"), [{"body": "x", "title": "y"}] * 2)
+        self.assertEqual(self.rows(changes, "test"), [{"body": "x", "title": "y"}] * 2)
         with self.assertRaisesRegex(ValueError, "row 1: the column rating is empty, which task stars needs"):
-            load_rows("stars", entry, args, "train")
+            self.rows(changes, "train")
 
     def test_one_source_cannot_be_held_out(self):
         self.write("train.jsonl", [{"body": "x", "title": "y", "rating": rating} for rating in ("good", "bad")])
-        entry = self.ENTRY | dict(held_out=50.0, files=dict(train="train.jsonl"))
         with self.assertRaisesRegex(ValueError, "task stars: 1 different sources are too few .*--validation_file"):
-            load_rows("stars", entry, self.arguments("stars", data_dir=str(self.folder)), "validation")
+            self.rows(dict(held_out=50.0, files=dict(train="train.jsonl")), "validation")
 
     @parameterized.parameters(
         ({"a": 1, "b": [{"c": 2}, {"c": 3}]}, ["b"], [{"a": 1, "c": 2}, {"a": 1, "c": 3}]),
@@ -430,7 +380,6 @@ class OwnTaskTest(TestCase):
                 for split in ("train", "validation", "test"):
                     (folder / name / f"{split}.jsonl").write_text(json.dumps(row))
 
-        tasks = DATASET_VALS["builtin"]
         expected = {"package_topic": [("package text: A", "torch")], "docstring_summary": [("summarize: B", "C")]}
         with (
             mock.patch.object(installed_docs, "build", build),
@@ -438,8 +387,8 @@ class OwnTaskTest(TestCase):
         ):
             for name, texts in expected.items():
                 for split in ("train", "validation", "test"):  # the labels of this test split are public
-                    rows = load_rows(name, tasks[name], self.arguments(name, "builtin"), split)
-                    self.assertEqual(self.texts(name, tasks[name], rows), texts)
+                    rows = load_rows(name, find_entry("builtin", name), self.arguments(name, "builtin"), split)
+                    self.assertEqual(self.texts(name, find_entry("builtin", name), rows), texts)
 
 
 class EntryTest(parameterized.TestCase):
@@ -447,9 +396,9 @@ class EntryTest(parameterized.TestCase):
         (f"{b}_{n}", n, task) for b, tasks in DATASET_VALS.items() for n, task in tasks.items()
     )
     def test_every_entry_is_right(self, name, task):
-        check_entry(name, task)
-        check_metrics(name, task)
-        self.assertTrue(set(task["metrics"]) <= set(METRICS), "the registry's own tasks need no network")
+        entry = TaskEntry.of(name, task)
+        check_metrics(name, entry)
+        self.assertTrue(set(entry.metrics) <= set(METRICS), "the registry's own tasks need no network")
         self.assertTrue(any(task.get(source) for source in ("hub", "files", "builtin", "max_piece_length")))
 
     def test_classes_and_metrics_are_those_of_t5(self):
@@ -464,7 +413,7 @@ class EntryTest(parameterized.TestCase):
             "wnli": "not_entailment entailment",
             "ax": "entailment neutral contradiction",
         }
-        self.assertEqual({name: " ".join(task["labels"]) for name, task in GLUE.items() if "labels" in task}, labels)
+        self.assertEqual({name: " ".join(task.labels) for name, task in GLUE.items() if task.labels}, labels)
         metrics = {
             "cola": "matthews_correlation",
             "mrpc": "f1 accuracy",
@@ -473,24 +422,11 @@ class EntryTest(parameterized.TestCase):
         }
         for name, task in GLUE.items():
             wanted = metrics.get(name, "accuracy").split()
-            self.assertEqual(task["metrics"][: len(wanted)], wanted)
-
-    @parameterized.named_parameters(
-        ("no_metrics", {"metrics": []}, "task mine: the entry has no metrics"),
-        ("no_inputs", {"inputs": None}, "task mine: the entry has no inputs"),
-        ("type", {"target_type": "classes"}, "target_type classes: must be one of class, number, text"),
-        ("no_labels", {"labels": []}, "target_type class needs `labels`, at least two different ones"),
-        ("one_label", {"labels": ["a"]}, "at least two different ones"),
-        ("double_label", {"labels": ["a", "b", "a"]}, "at least two different ones"),
-        ("unknown_field", {"file_colums": {}}, r"file_colums is no field of an entry \(did you mean file_columns\?\)"),
-    )
-    def test_refused(self, change, message):
-        with self.assertRaisesRegex(ValueError, message):
-            check_entry("mine", OwnTaskTest.ENTRY | change)
+            self.assertEqual(task.metrics[: len(wanted)], wanted)
 
 
 class TargetTextTest(parameterized.TestCase):
-    CLASSES = dict(target="label", target_type="class", labels=["no", "yes", "maybe"])
+    CLASSES = TaskEntry(target="label", target_type="class", labels=["no", "yes", "maybe"])
     NAMES, TRUTH = ["no", "yes", "maybe"], ["False", "True"]  # as in SuperGLUE's files
 
     @parameterized.parameters(
@@ -512,7 +448,7 @@ class TargetTextTest(parameterized.TestCase):
         (["1", "01"], "01", "01"),  # a label as it is written comes first
     )
     def test_names_indices_and_numbers(self, labels, value, text):
-        self.assertEqual(target_text("mine", self.CLASSES | {"labels": labels}, {"label": value}), text)
+        self.assertEqual(target_text("mine", dataclasses.replace(self.CLASSES, labels=labels), {"label": value}), text)
 
     @parameterized.parameters("perhaps", 3, -1, "No", "", "²", 1.5, True, "nan")
     def test_no_class(self, value):
@@ -525,29 +461,29 @@ class TargetTextTest(parameterized.TestCase):
     def test_no_index_where_a_label_is_a_number(self, labels, value):
         names = ", ".join(labels)
         with self.assertRaisesRegex(UserError, rf"label is {value!r}, which is none of the labels {names}\. Correct"):
-            target_text("mine", self.CLASSES | {"labels": labels}, {"label": value})
+            target_text("mine", dataclasses.replace(self.CLASSES, labels=labels), {"label": value})
 
     @parameterized.parameters("many", "", None)
     def test_no_number(self, value):
         with self.assertRaisesRegex(ValueError, f"task mine: score is {value!r}, which is not a number"):
-            target_text("mine", dict(target="score", target_type="number"), {"score": value})
+            target_text("mine", TaskEntry(target="score", target_type="number"), {"score": value})
 
     def test_text(self):
-        self.assertEqual(target_text("mine", dict(target="t", target_type="text"), {"t": " a  b\n"}), " a  b")
+        self.assertEqual(target_text("mine", TaskEntry(target="t", target_type="text"), {"t": " a  b\n"}), " a  b")
 
     def test_sources(self):
         self.assertEqual(
-            source_text(dict(prefix="a", inputs={"x": "c", "y": "d"}), {"c": " 1 ", "d": 2}), "a x: 1 y: 2"
+            source_text(TaskEntry(prefix="a", inputs={"x": "c", "y": "d"}), {"c": " 1 ", "d": 2}), "a x: 1 y: 2"
         )
-        self.assertEqual(source_text(dict(prefix="summarize", inputs={"": "c"}), {"c": "text"}), "summarize: text")
-        self.assertEqual(source_text(dict(inputs={"": "c"}), {"c": "text"}), "text")
+        self.assertEqual(source_text(TaskEntry(prefix="summarize", inputs={"": "c"}), {"c": "text"}), "summarize: text")
+        self.assertEqual(source_text(TaskEntry(inputs={"": "c"}), {"c": "text"}), "text")
 
 
 class TokensTest(TestCase):
     ROWS = {"sentence1": ["the cat sat on a mat " * 9, "a cat"], "sentence2": ["it rains", "the mat"], "label": [0, 1]}
 
     def test_cut_with_one_eos_at_the_end(self):
-        task = dict(prefix="rte", inputs=GLUE["rte"]["inputs"], target="label", target_type="text")
+        task = TaskEntry(prefix="rte", inputs=GLUE["rte"].inputs, target="label")
         rows = self.ROWS | {"label": ["a cat sat on the mat and it rains", "it"]}
         encoded = build_tokenize_function("mine", task, TOKENIZER, 20, 4)(rows)
         whole = build_tokenize_function("mine", task, TOKENIZER, 1000, None)(rows)
@@ -568,7 +504,7 @@ class TokensTest(TestCase):
 
     def test_class_label_ids(self):
         labels = ["entailment", "not_entailment", "cat"]
-        task = dict(target_type="class", labels=labels)
+        task = TaskEntry(target_type="class", labels=labels)
         ids = class_label_ids(task, TOKENIZER)
         encoded = TOKENIZER(labels)["input_ids"]
         self.assertGreater(len({len(one) for one in encoded}), 1, "one length of labels would show nothing")
@@ -577,11 +513,11 @@ class TokensTest(TestCase):
         for row, expected in zip(ids.tolist(), encoded, strict=True):
             self.assertEqual(row, expected + [-100] * (len(row) - len(expected)))
             self.assertEqual(expected[-1], TOKENIZER.eos_token_id)
-        self.assertIsNone(class_label_ids(dict(target_type="number"), TOKENIZER))
+        self.assertIsNone(class_label_ids(TaskEntry(target_type="number"), TOKENIZER))
 
     def test_labels_that_the_tokenizer_cannot_tell_apart(self):
         with self.assertRaisesRegex(ValueError, "--labels 好,坏: the tokenizer writes two of them with the same text"):
-            class_label_ids(dict(target_type="class", labels=["好", "坏"]), TOKENIZER)
+            class_label_ids(TaskEntry(target_type="class", labels=["好", "坏"]), TOKENIZER)
 
 
 class PrepareSplitTest(TestCase):
@@ -598,7 +534,7 @@ class PrepareSplitTest(TestCase):
     def prepare(self, split: str = "train", limit: int | None = None, tokenizer=None, prefix=None, **flags):
         args = self.arguments("rte", data_dir=str(self.folder), max_train_samples=limit, **flags)
         entry = check_task(args)
-        task = Task("rte", entry | {"prefix": prefix or entry["prefix"]}, args)
+        task = Task("rte", dataclasses.replace(entry, prefix=prefix or entry.prefix), args)
         return LoadedTask(task, task.read([split]), tokenizer or TOKENIZER).data[split]
 
     def test_rows_counts_and_columns(self):
@@ -655,8 +591,8 @@ class PrepareSplitTest(TestCase):
         def ids(text: str, most: int) -> list[int]:
             return [byte + 3 for byte in text.encode()][: most - 1] + [1]
 
-        entry = dict(prefix="sum", inputs={"a": "one", "b": "two"}, target="t", target_type="text")
-        entry["columns"] = {"n": "answers", "w": "number", "c": "answer"}
+        columns = {"n": "answers", "w": "number", "c": "answer"}
+        entry = TaskEntry(prefix="sum", inputs={"a": "one", "b": "two"}, target="t", columns=columns)
         rows = dict(
             one=["\u00e9  x "], two=[["p", "q "]], t=["a long target"], n=[["u ", "", "v w"]], w=["1.50"], c=["y"]
         )

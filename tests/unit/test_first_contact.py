@@ -24,9 +24,8 @@ import fine_tune_t5
 import pre_train_t5
 import predict_t5
 from benchmarks import __main__ as benchmark_t5
-from constants import DATASET_VALS
 from foundry.arguments.model import ModelArguments
-from foundry.arguments.task import TaskArguments, check_tasks, split_task
+from foundry.arguments.task import TaskArguments, split_task
 from foundry.arguments.training import FineTuningArguments
 from foundry.common import processes
 from foundry.common.command_line import exit_on_user_error, parse_arguments
@@ -37,6 +36,7 @@ from foundry.common.processes import RED, Painted, print_once, say, show_librari
 from foundry.common.reports import WIDTH, aligned_cells, start_summary
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.mixture import Tasks
+from tasks.named import check_tasks, find_entry
 from tools import plot_runs, report_glue, sweep_t5
 
 ROOT = Path(constants.__file__).parent
@@ -83,7 +83,7 @@ class TaskNameTest(parameterized.TestCase):
         tasks = Tasks.of_flags(args)
         self.assertEqual([task.name for task in tasks], ["cola", "super_glue_rte", "rte"])
         self.assertEqual([task.args.benchmark for task in tasks], ["glue", "super_glue", "glue"])
-        self.assertEqual(tasks.tasks[1].entry, DATASET_VALS["super_glue"]["rte"])
+        self.assertEqual(tasks.tasks[1].entry, find_entry("super_glue", "rte"))
         self.assertIn("super_glue_rte_accuracy", tasks.metric_names)
         every = check_tasks(TaskArguments(task="glue/all"))
         self.assertLen(every, 9)

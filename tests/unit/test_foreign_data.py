@@ -280,7 +280,7 @@ class SameTextsTest(parameterized.TestCase):
         features += "      class_label:\n        names:\n          '0': bad\n          '1': good"
         folder = self.with_card("a.csv", "q,a\nq0,1\nq1,0\nq2,good\n", "\n" + features)
         task = self.task(f"--hub_dataset {folder} --validation_split_percentage 50 --target_type class")
-        rows = load_rows(task.name, task.entry | {"held_out": None}, task.args, "train")
+        rows = load_rows(task.name, dataclasses.replace(task.entry, held_out=None), task.args, "train")
         self.assertEqual([row["a"] for row in rows], ["good", "bad", "good"])
 
     @parameterized.product(streaming=(False, True))

@@ -3,6 +3,7 @@
 Hermetic: the tokenizers, the data and the `evaluate` module are made here; no test needs a network.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -25,13 +27,15 @@ from sacrebleu.metrics import BLEU, TER
 from constants import DATASET_VALS
 from foundry.common.errors import UserError
 from foundry.modeling.loss import STATISTICS, token_metrics
+from tasks.entry import TaskEntry
 from tasks.metrics import scoring
 from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, signatures, try_metrics
 from tasks.metrics.words import remarks, script_of
-from tasks.registry import found_numbers, number_text, plain_entry, value_of_text
+from tasks.named import find_entry
+from tasks.registry import found_numbers, number_text, value_of_text
 
-GLUE = DATASET_VALS["glue"]
+GLUE = {name: find_entry("glue", name) for name in ("cola", "mrpc", "stsb")}
 TASKS = [(f"{family}_{name}", name, task) for family, tasks in DATASET_VALS.items() for name, task in tasks.items()]
 WORDS = "the cats cat sat sitting on mats mat running run dogs a dog ; red . green".split()
 
@@ -68,16 +72,16 @@ FEATURES = {  # as the modules of `evaluate` declare what they take
 }
 
 
-def text_task(*metrics: str) -> dict:
-    return dict(prefix="test", target_type="text", metrics=list(metrics))
+def text_task(*metrics: str, **more: Any) -> TaskEntry:
+    return TaskEntry(prefix="test", metrics=list(metrics), **more)
 
 
-def class_task(labels: list[str], *metrics: str) -> dict:
-    return dict(prefix="test", target_type="class", labels=labels, metrics=list(metrics))
+def class_task(labels: list[str], *metrics: str, **more: Any) -> TaskEntry:
+    return TaskEntry(prefix="test", target_type="class", labels=labels, metrics=list(metrics), **more)
 
 
-def number_task(*metrics: str) -> dict:
-    return dict(prefix="test", target_type="number", metrics=list(metrics))
+def number_task(*metrics: str, **more: Any) -> TaskEntry:
+    return TaskEntry(prefix="test", target_type="number", metrics=list(metrics), **more)
 
 
 def random_texts(seed: int, count: int = 20) -> list[str]:
@@ -215,10 +219,10 @@ class TextMetricsTest(parameterized.TestCase):
             found = [METRICS[name](predictions, rows) for name in metrics]
             np.testing.assert_allclose(found, [one["score"] for one in wanted], atol=1e-8)
             said = {f"{name}_signature": one["signature"] for name, one in zip(metrics, wanted, strict=True)}
-            self.assertEqual(signatures({"metrics": ["exact_match", *metrics]}, rows), said)
+            self.assertEqual(signatures(TaskEntry(metrics=["exact_match", *metrics]), rows), said)
 
     def test_signatures_of_unequally_many_references_and_of_a_function_called_like_a_metric(self):
-        entry = {"metrics": ["ter", "chrf"], "metric_functions": {"chrf": len}}
+        entry = TaskEntry(metrics=["ter", "chrf"], metric_functions={"chrf": len})
         found = signatures(entry, ["a", ["b", "c"]])
         self.assertEqual(list(found), ["ter_signature"])
         self.assertStartsWith(
@@ -347,7 +351,7 @@ class BenchmarkMetricsTest(parameterized.TestCase):
     def test_all_answers_of_a_question_must_be_right(self):
         questions = [(1, 1), (2, 1), (1, 1), (2, 1), (3, 9)]
         self.assertAlmostEqual(METRICS["question_exact_match"]([1, 0, 0, 1, -1], [1, 0, 1, 1, 0], questions), 1 / 3)
-        task = class_task(["False", "True"], "f1", "question_exact_match") | {"metric_columns": ["p", "q"]}
+        task = class_task(["False", "True"], "f1", "question_exact_match", metric_columns=["p", "q"])
         answers = ["True", "False", "False", "True", "neither"]
         scores = score_predictions(task, answers, ["True", "False", "True", "True", "False"], questions)
         # F1a: 2 true positives, 1 missed, and the answer that is no label counts as the wrong class
@@ -417,7 +421,7 @@ class ParsingTest(parameterized.TestCase):
 
 class ScorePredictionsTest(parameterized.TestCase):
     def test_mrpc_replaces_invalid_predictions_in_f1(self):
-        no, yes = GLUE["mrpc"]["labels"]
+        no, yes = GLUE["mrpc"].labels
         predictions = [yes, yes, "equival", no, "", yes, no]
         targets = [yes, yes, yes, yes, no, no, no]
         # In f1 "equival" becomes no and "" becomes yes: 2 true positives, 2 false negatives, 2 false positives.
@@ -428,7 +432,7 @@ class ScorePredictionsTest(parameterized.TestCase):
         self.assertEqual(scores["invalid_outputs"], 2)
 
     def test_cola_keeps_invalid_predictions_as_a_class_of_their_own(self):
-        no, yes = GLUE["cola"]["labels"]
+        no, yes = GLUE["cola"].labels
         scores = score_predictions(GLUE["cola"], [yes, no, "maybe", yes, no], [yes, no, yes, no, no])
         # The multi-class formula by hand: c = 3 right of s = 5; predicted 2 no, 2 yes, 1 invalid; gold 3 no, 2 yes.
         expected = (3 * 5 - (2 * 3 + 2 * 2)) / math.sqrt((25 - (4 + 4 + 1)) * (25 - (9 + 4)))
@@ -450,7 +454,7 @@ class ScorePredictionsTest(parameterized.TestCase):
     def test_f1_of_the_positive_class(self, positive, expected):
         """sklearn's f1_score of that class; without --positive_label the second label is meant."""
         labels, gold, said = ["fraud", "normal"], ["fraud", "normal", "normal", "fraud"], ["fraud"] + ["normal"] * 3
-        task = class_task(labels, "f1", "accuracy") | ({"positive_label": positive} if positive else {})
+        task = class_task(labels, "f1", "accuracy", positive_label=positive)
         scores = score_predictions(task, said, gold)
         outside = sklearn.metrics.f1_score(gold, said, pos_label=positive or "normal")
         self.assertAlmostEqual(scores["f1"], outside, places=12)
@@ -460,7 +464,7 @@ class ScorePredictionsTest(parameterized.TestCase):
     def test_an_unreadable_number_is_the_worst_answer_and_no_value(self):
         """Targets between -1 and 1, two nonsense answers: T5's -1.0 for STS-B would be right here."""
         gold, said = ["-1.0", "-0.9", "0.5", "1.0"], ["x", "?", "0.5", "1.0"]
-        task = number_task("pearson") | {"numbers": dict(step=0.1, least=-1, most=1)}
+        task = number_task("pearson", numbers=dict(step=0.1, least=-1, most=1))
         scores = score_predictions(task, said, gold)
         worst = scipy.stats.pearsonr([1, 1, 0.5, 1], list(map(float, gold)))[0]
         self.assertAlmostEqual(scores["pearson"], worst, places=12)
@@ -504,7 +508,7 @@ class ScorePredictionsTest(parameterized.TestCase):
         ),
         (
             "numbers_as_training_writes_them",
-            number_task("exact_match") | {"numbers": dict(step=0.2, least=0, most=5)},
+            number_task("exact_match", numbers=dict(step=0.2, least=0, most=5)),
             ["2.8", "3.8"],
             ["2.75", "4.0"],
             dict(exact_match=0.5),
@@ -528,15 +532,14 @@ class CheckMetricsTest(parameterized.TestCase):
 
     @parameterized.named_parameters(*TASKS)
     def test_registry(self, name, task):
-        self.assertContainsSubset(task["metrics"], METRICS)
+        task = TaskEntry.of(name, task)
+        self.assertContainsSubset(task.metrics, METRICS)
         check_metrics(name, task)
-        if task["target_type"] == "class":
-            task = task | {"labels": task["labels"] or ["numpy", "scipy"]}  # the built-in corpus brings its own
         long = ["one text of more words than 4", "and another with 5 of them"]
-        texts = {"class": task.get("labels"), "number": ["0.0", "5.0"], "text": long}[task["target_type"]]
+        texts = {"class": list(task.labels), "number": ["0.0", "5.0"], "text": long}[task.target_type]
         scores = score_predictions(task, texts, texts, [(1,)] * len(texts))
-        self.assertEqual(list(scores)[: len(task["metrics"])], task["metrics"])
-        for metric in task["metrics"]:
+        self.assertEqual(list(scores)[: len(task.metrics)], task.metrics)
+        for metric in task.metrics:
             best = scoring.scale_of(metric) if scoring.is_greater_better(metric) else 0
             self.assertAlmostEqual(scores[metric], best, places=6)
         self.assertEqual(scores.get("invalid_outputs", 0), 0)
@@ -592,7 +595,7 @@ class CheckMetricsTest(parameterized.TestCase):
         module.compute.return_value = {"wer": 0.5}
         self.enter_context(mock.patch.object(scoring, "_load_evaluate", mock.Mock(return_value=module)))
         task = kind(["no", "yes"], "wer") if kind is class_task else kind("wer")
-        task |= {"numbers": dict(step=0.5, least=0, most=3)}
+        task = dataclasses.replace(task, numbers=dict(step=0.5, least=0, most=3))
         check_metrics("mine", task)
         self.assertEqual(score_predictions(task, answers, targets)["wer"], 0.5)
         predictions, references = expected
@@ -612,6 +615,11 @@ class CheckMetricsTest(parameterized.TestCase):
         with self.assertRaisesRegex(UserError, "share_equal: takes one reference for each row, and some rows have sev"):
             try_metrics("mine", task, many, None)
 
+    def task_of(self, metrics: dict, **more: Any) -> TaskEntry:
+        """Of an entry whose metrics are functions."""
+        fields = dict(inputs={"": "a"}, target="b", target_type="text", max_source_length=8, max_target_length=8)
+        return TaskEntry.of("mine", fields | more | {"metrics": metrics})
+
     def test_own_functions(self):
         seen = []
 
@@ -619,12 +627,12 @@ class CheckMetricsTest(parameterized.TestCase):
             seen.append((predictions, references))
             return sum(p == r for p, r in zip(predictions, references, strict=True)) / len(references)
 
-        entry = plain_entry(text_task() | {"metrics": {"exact_match": None, "share": share}})
+        entry = self.task_of({"exact_match": None, "share": share})
         check_metrics("mine", entry)
         scores = score_predictions(entry, ["a", "b"], [["a"], ["c"]])
         self.assertEqual(scores, {"exact_match": 0.5, "share": 0.5})
         score_predictions(entry, ["a", "b"], [["a"], ["c", "d"]])
-        task = plain_entry(class_task(["no", "yes"]) | {"metrics": {"share": share}})
+        task = self.task_of({"share": share}, target_type="class", labels=["no", "yes"])
         self.assertEqual(score_predictions(task, ["yes", "?"], ["yes", "no"])["share"], 0.5)
         self.assertEqual(seen[0], (["a", "b"], ["a", "c"]))
         self.assertEqual(seen[1], (["a", "b"], [["a"], ["c", "d"]]))
@@ -633,7 +641,7 @@ class CheckMetricsTest(parameterized.TestCase):
 
     @parameterized.parameters((lambda p, r: p / r, "TypeError"), (lambda *_: "many", "ValueError"))
     def test_an_own_function_that_fails_is_found_before_training(self, function, error):
-        entry = plain_entry(text_task() | {"metrics": {"mine": function}})
+        entry = self.task_of({"mine": function})
         with self.assertRaisesRegex(UserError, f"'t', metrics mine: they fail on the first rows.*{error}"):
             try_metrics("t", entry, [["a"], ["b"]], None)
 

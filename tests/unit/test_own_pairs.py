@@ -3,10 +3,12 @@
 import ast
 import contextlib
 import csv
+import dataclasses
 import gzip
 import io
 import json
 import os
+import re
 import unicodedata
 from pathlib import Path
 from unittest import mock
@@ -17,20 +19,24 @@ import pyarrow.parquet
 from absl.testing import parameterized
 from transformers import ByT5Tokenizer
 
-import constants
-from foundry.arguments.task import TaskArguments, check_tasks
+import tasks.task
+from features.streams import TaskStreams
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.corpora.files import ROW_SUFFIXES, expand_files, say_once
-from foundry.corpora.reading import read_documents, read_rows
+from foundry.corpora.reading import read_rows
+from foundry.features import Features
 from foundry.modeling.loss import STATISTICS
 from foundry.report.losses import described_losses
 from tasks import examples
+from tasks.entry import TaskEntry, as_source
 from tasks.mixture import TaskData, Tasks
-from tasks.own_entry import as_source, translated
+from tasks.named import check_tasks
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import check_entry, reference_texts, source_text
+from tasks.registry import reference_texts, source_text
+from tasks.row_source import tasks_of
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
 from tasks.task_records import recorded_flags, task_record
@@ -111,6 +117,28 @@ FILES = {
 }
 
 
+ROW = lines([{"q": "x", "a": "y"}])
+LABELS = lines([{"q": f"q{n}", "a": [["bad", "good"][n % 2]]} for n in range(2)])
+# The layout of Label Studio's JSON export.
+NESTED = [{"data": {"text": "q"}, "annotations": [{"result": [{"value": {"choices": [n]}}]}]} for n in ("bad", "good")]
+NAMED = lines([{"a, b": "1", " c": "2", "d": "3"}])
+ODD = {"sentence": "s", "target": "t", "source": "u", "column_1": "v", "a or b": "w", "a": "one", "b": "two"}
+MEANT = lines(
+    [
+        {"q": "a", "a": 1, "w": 0.0, "v": False, "code": 9007199254740993},
+        {"q": "b", "a": 1, "w": "2.5", "v": "False", "code": 7.0},
+        {"q": "c", "a": 1, "w": None, "v": True, "code": "x"},
+        {"q": "d", "a": 1, "w": float("nan"), "v": None, "code": []},
+        {"q": "e", "a": 1, "w": 1, "v": 1, "code": 9007199254740992},
+    ]
+)
+MADE = lines([{"instruction": "i", "output": "o", "target": f"t{n}", "a": "1", "b": "2"} for n in (1, 2)])
+NAN = [{"q": "q", "a": "x", "b": float("nan")}, {"q": "r", "a": float("nan"), "b": "y"}]  # as of DataFrame.to_dict
+QA = "--source_column q --target_column a"
+PLACES = "--source_column 0 --target_column 1"
+NAME = "Definition: Name the color. Now complete the following example - Input:"
+
+
 class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
@@ -166,19 +194,108 @@ class ReadTest(TestCase):
         self.assertEqual(self.rows(f"{flags} --{validation}"), wanted)
         self.assertEqual(self.rows(f"{flags} --{validation}", "validation"), wanted)
 
-    @parameterized.parameters(
-        ("summarize: ", "summarize: question 0?"),
-        ("summarize:", "summarize: question 0?"),
-        ("summarize", "summarize: question 0?"),
-        ("TL;DR ", "TL;DR question 0?"),
-        ("résume : ", "résume : question 0?"),  # as French writes a colon
-        ("résume :", "résume : question 0?"),
-        ("Answer:\n", "Answer:\nquestion 0?"),
-        ("Answer\n", "Answer\nquestion 0?"),
+    @parameterized.parameters(  # (file, its content, flags, its rows as "source -> reference | reference")
+        ("x.jsonl", ROW, f"{QA} --source_prefix=summarize: ", "summarize: x -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=summarize:", "summarize: x -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=summarize", "summarize: x -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=TL;DR ", "TL;DR x -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=résume : ", "résume : x -> y"),  # as French writes a colon
+        ("x.jsonl", ROW, f"{QA} --source_prefix=résume :", "résume : x -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=Answer:\n", "Answer:\nx -> y"),
+        ("x.jsonl", ROW, f"{QA} --source_prefix=Answer\n", "Answer\nx -> y"),
+        ("x.jsonl", ROW, "--target_column a --source_column=q,a", "q: x a: y -> y"),
+        ("x.jsonl", ROW, "--source_column q --target_column=a,q", "x -> y | x"),
+        # A name that we invent for several answers is none of the file's, which may be called as it likes.
+        (
+            "x.jsonl",
+            lines([ODD]),
+            "--target_column a,b --source_column=sentence,target,source,column_1,a or b",
+            "sentence: s target: t source: u column_1: v a or b: w -> one | two",
+        ),
+        ("x.jsonl", NAMED, '--target_column d --source_column="a, b"', "1 -> 3"),
+        ("x.jsonl", NAMED, "--target_column d --source_column= c", "2 -> 3"),
+        ("x.jsonl", NAMED, '--target_column d --source_column=" c"', "2 -> 3"),
+        ("x.jsonl", NAMED, '--target_column d --source_column="a, b"," c"', "a, b: 1  c: 2 -> 3"),
+        ("x.jsonl", NAMED, '--target_column d --source_column=d,"a, b"', "d: 3 a, b: 1 -> 3"),
+        # Conditions read the columns of the file, and compare by meaning; a text is no number.
+        ("x.jsonl", MADE, "--record_shape alpaca --skip_rows_where=target=t1", "i -> o"),
+        ("x.jsonl", MADE, "--source_column target --target_column a,b --skip_rows_where=target=t1", "t2 -> 1 | 2"),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=w=0", *(f"{q} -> 1" for q in "bcde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=w=0.0", *(f"{q} -> 1" for q in "bcde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=w=2.5", *(f"{q} -> 1" for q in "acde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=w=2.50", *(f"{q} -> 1" for q in "abcde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=w=", *(f"{q} -> 1" for q in "abe")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=v=false", *(f"{q} -> 1" for q in "cde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=v=True", *(f"{q} -> 1" for q in "abde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=code=9007199254740993", *(f"{q} -> 1" for q in "bcde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=code=7", *(f"{q} -> 1" for q in "acde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=code=x", *(f"{q} -> 1" for q in "abde")),
+        ("x.jsonl", MEANT, f"{QA} --skip_rows_where=code=[]", *(f"{q} -> 1" for q in "abce")),
+        (
+            "gold.tsv",
+            FILES["gold.tsv"],
+            "--source_column text --target_column gold --labels yes,no --skip_rows_where gold=- gold=",
+            *("a -> yes", "c -> no", "e -> yes"),
+        ),
+        # A number is a name or a place, as the file has it: the last item is the --tsv_header that is found.
+        ("x.jsonl", lines([{"0": "a", "1": "b"}]), PLACES, "a -> b", None),
+        ("x.csv", "0,1\na,b\n", PLACES, "a -> b", None),
+        ("x.tsv", "1\t0\nb\ta\n", PLACES, "a -> b", True),  # a header that has the names wins
+        ("x.tsv", "a\tb\n", PLACES, "a -> b", False),
+        ("x.tsv", "a\tb\n0\tx\n", PLACES, "a -> b", "0 -> x", False),
+        ("x.tsv", "a\tb\n-\t-\n", PLACES, "a -> b", "- -> -", False),
+        ("x.tsv", "1\t0\n0\t1\n", "--source_column 1 --target_column 0", "0 -> 1", True),
+        ("x.tsv", "1\t0\n0\t1\n", f"{PLACES} --tsv_header false", "1 -> 0", "0 -> 1", False),
+        ("x.tsv", "p\tx\ty\t-\nq\tx\ty\tz\n", f"{PLACES},2 --skip_rows_where=3=-", "q -> x | y", False),
+        # Shapes that are found, or named; NaN is what null is.
+        ("x.jsonl", lines([dict(prompt="Hi?", completion=["Yes.", "No."])]), "", "Hi? -> Yes. | No."),
+        (
+            "task1.json",
+            FILES["task1.json"],
+            "--record_shape natural_instructions_0",
+            *(f"{NAME} snow. Output: -> white | pale", f"{NAME} ink. Output: -> blue"),
+        ),
+        ("alpaca.json", FILES["alpaca.json"], "", "Greet. -> hi", "Translate.\nHund -> dog"),
+        ("x.jsonl", lines([{"instruction": "i", "input": float("nan"), "output": "o"}]), "", "i -> o"),
+        ("x.jsonl", lines(NAN), "--source_column q --target_column a,b", "q -> x", "r -> y"),
+        # Labels in lists, and within several.
+        ("x.jsonl", LABELS, f"{QA} --target_type class", "q0 -> bad", "q1 -> good"),
+        ("x.jsonl", LABELS, f"{QA} --target_type text", "q0 -> bad", "q1 -> good"),
+        (
+            "x.json",
+            json.dumps(NESTED),
+            "--source_column data.text --target_type class --target_column annotations.result.value.choices",
+            *("q -> bad", "q -> good"),
+        ),
+        # Other names of the formats.
+        ("x.ndjson", ROW, QA, "x -> y"),
+        ("x.jsonlines", ROW, QA, "x -> y"),
+        ("x.tab", "q\ta\nx\ty\n", QA, "x -> y"),
     )
-    def test_prefix(self, prefix, wanted):
-        flags = f"--train_file pairs.jsonl --validation_file dev.jsonl {COLUMNS} --source_prefix".split()
-        self.assertEqual(self.rows([*flags, prefix])[0][0], wanted)
+    def test_rows(self, name, content, flags, *wanted):
+        """flags: what stands behind = may have white space."""
+        Path(name).write_text(content)
+        first, equals, last = flags.partition("=") if "=" in flags.split(" -")[-1].split(" ")[0] else (flags, "", "")
+        argv = ["--train_file", name, "--validation_file", name, *first.split(), *([last] if equals else [])]
+        found = [f"{source} -> {' | '.join(texts)}" for source, texts in self.rows(argv, "validation")]
+        self.assertEqual(found, [row for row in wanted if isinstance(row, str)])
+        if not isinstance(wanted[-1], str):
+            (task,) = self.tasks(argv)
+            self.assertIs(task.args.tsv_header, wanted[-1])
+
+    def test_several_references_and_labels(self):
+        """Training has a row for each reference; a class is one label."""
+        flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt --target_column"
+        self.assertLen(self.rows(f"{flags} completion,other"), 40)
+        Path("x.jsonl").write_text(LABELS + lines([{"q": "q6", "a": ["bad", "good"]}]))
+        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a --target_type"
+        self.assertLen(self.rows(f"{flags} text"), 4)
+        with self.assertRaisesRegex(UserError, "a has 2 labels .bad, good.*--target_type text"):
+            self.rows(f"{flags} class")
+
+    def test_a_single_message_has_no_role(self):
+        Path("x.jsonl").write_text(lines([dict(messages=self.MESSAGES[1:3])]))
+        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl", "validation"), [("Hi?", ["Yes."])])
 
     def test_no_prefix_drops_that_of_a_named_task(self):
         """In training, in the record, and in the evaluation and the answers that it describes."""
@@ -191,107 +308,13 @@ class ReadTest(TestCase):
         Path("model").mkdir()
         Path("model/task.json").write_text(json.dumps(record | {"dataset_name": "rte,cola"}))
         entry, _ = recorded_task("model", "cola")
-        self.assertEqual((source_text(entry, row), entry["max_source_length"]), ("sentence: A b.", 9))
+        self.assertEqual((source_text(entry, row), entry.max_source_length), ("sentence: A b.", 9))
         values = dict(benchmark="glue", dataset_name="cola", split=None, do_predict=False)
         again = recorded_flags("model", values, ["benchmark", "dataset_name"])
         (entry,) = check_tasks(TaskArguments("glue", "cola", **again)).values()
         self.assertEqual(source_text(entry, row), "sentence: A b.")
         with self.assertRaisesRegex(UserError, "--source_prefix describes pairs of your own"):
             self.tasks(f"{flags}x")
-
-    def test_several_columns(self):
-        flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt,other --target_column"
-        self.assertEqual(self.rows(f"{flags} completion")[0][0], "prompt: question 0? other: reply 0")
-        flags = "--train_file pairs.jsonl --validation_file dev.jsonl --source_column prompt --target_column"
-        self.assertEqual(self.rows(f"{flags} completion,other", "validation")[0][1], ["answer 0", "reply 0"])
-        self.assertLen(self.rows(f"{flags} completion,other"), 40)  # training has a row for each reference
-
-    def test_no_answer_stands_in_the_source(self):
-        """A name that we invent for several answers is none of the file's, which may be called as it likes."""
-        row = {"sentence": "s", "target": "t", "source": "u", "column_1": "v", "a or b": "w", "a": "one", "b": "two"}
-        Path("x.jsonl").write_text(lines([row]))
-        columns = "sentence,target,source,column_1,a or b"
-        flags = ["--train_file", "x.jsonl", "--validation_file", "x.jsonl", "--source_column", columns]
-        wanted = "sentence: s target: t source: u column_1: v a or b: w"
-        self.assertEqual(self.rows([*flags, "--target_column", "a,b"], "validation"), [(wanted, ["one", "two"])])
-
-    def test_conditions_read_the_columns_of_the_file(self):
-        rows = [{"instruction": "i", "output": "o", "target": f"t{n}", "a": "1", "b": "2"} for n in (1, 2)]
-        Path("x.jsonl").write_text(lines(rows))
-        flags = "--train_file x.jsonl --validation_file x.jsonl --skip_rows_where target=t1"
-        self.assertEqual(self.rows(f"{flags} --record_shape alpaca", "validation"), [("i", ["o"])])
-        flags += " --source_column instruction --target_column a,b"
-        self.assertEqual(self.rows(flags, "validation"), [("i", ["1", "2"])])
-
-    @parameterized.parameters(
-        ("x.jsonl", lines([{"0": "a", "1": "b"}]), None),
-        ("x.csv", "0,1\na,b\n", None),
-        ("x.tsv", "1\t0\nb\ta\n", True),  # a header that has the names wins
-        ("x.tsv", "a\tb\n", False),
-        ("x.tsv", "a\tb\n0\tx\n", False),
-        ("x.tsv", "a\tb\n-\t-\n", False),
-    )
-    def test_a_number_is_a_name_or_a_place_as_the_file_has_it(self, name, content, header):
-        Path(name).write_text(content)
-        flags = f"--train_file {name} --validation_file {name} --source_column 0 --target_column 1"
-        self.assertEqual(self.rows(flags, "validation")[0], ("a", ["b"]))
-        (task,) = self.tasks(flags)
-        self.assertIs(task.args.tsv_header, header)
-
-    def test_numbers_of_a_tsv_whose_first_row_holds_them(self):
-        Path("x.tsv").write_text("1\t0\n0\t1\n")
-        flags = "--train_file x.tsv --validation_file x.tsv --source_column 1 --target_column 0"
-        self.assertEqual(self.rows(flags, "validation"), [("0", ["1"])])
-        wanted = [("0", ["1"]), ("1", ["0"])]
-        self.assertEqual(self.rows(f"{flags} --tsv_header false", "validation"), wanted)
-
-    def test_places_in_conditions_and_of_several_answers(self):
-        Path("x.tsv").write_text("p\tx\ty\t-\nq\tx\ty\tz\n")
-        flags = "--train_file x.tsv --validation_file x.tsv --source_column 0 --target_column 1,2 --skip_rows_where 3=-"
-        self.assertEqual(self.rows(flags, "validation"), [("q", ["x", "y"])])
-
-    @parameterized.parameters(
-        ('"a, b"', "1"), (" c", "2"), ('" c"', "2"), ('"a, b"," c"', "a, b: 1  c: 2"), ('d,"a, b"', "d: 3 a, b: 1")
-    )
-    def test_names_of_columns_with_commas_and_spaces(self, name, wanted):
-        Path("x.jsonl").write_text(lines([{"a, b": "1", " c": "2", "d": "3"}]))
-        flags = [
-            "--train_file",
-            "x.jsonl",
-            "--validation_file",
-            "x.jsonl",
-            "--target_column",
-            "d",
-            "--source_column",
-            name,
-        ]
-        self.assertEqual(self.rows(flags)[0][0], wanted)
-
-    @parameterized.parameters(
-        ("w=0", ["a"]),
-        ("w=0.0", ["a"]),
-        ("w=2.5", ["b"]),
-        ("w=2.50", []),  # a text is no number
-        ("w=", ["c", "d"]),
-        ("v=false", ["a", "b"]),
-        ("v=True", ["c"]),
-        ("code=9007199254740993", ["a"]),
-        ("code=7", ["b"]),
-        ("code=x", ["c"]),
-        ("code=[]", ["d"]),
-    )
-    def test_conditions_compare_by_meaning(self, condition, wanted):
-        rows = [
-            {"q": "a", "w": 0.0, "v": False, "code": 9007199254740993},
-            {"q": "b", "w": "2.5", "v": "False", "code": 7.0},
-            {"q": "c", "w": None, "v": True, "code": "x"},
-            {"q": "d", "w": float("nan"), "v": None, "code": []},
-            {"q": "e", "w": 1, "v": 1, "code": 9007199254740992},
-        ]
-        Path("x.jsonl").write_text(lines(rows))
-        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column q"
-        found = [source for source, _ in self.rows([*flags.split(), "--skip_rows_where", condition])]
-        self.assertEqual(found, [row["q"] for row in rows if row["q"] not in wanted])
 
     def test_what_conditions_leave_out_is_told_and_nothing_is_an_error(self):
         Path("x.jsonl").write_text(lines([{"q": str(n), "w": n % 3} for n in range(9)]))
@@ -301,10 +324,7 @@ class ReadTest(TestCase):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             task.read(["train", "validation"])
-        for line in (
-            "train: --skip_rows_where w=0 leaves out 3 rows",
-            "validation: --skip_rows_where w=7 leaves out 1 ",
-        ):
+        for line in ("train: --skip_rows_where w=0 leaves out 3", "validation: --skip_rows_where w=7 leaves out 1"):
             self.assertIn(line, printed.getvalue())
         (task,) = self.tasks(f"{flags} w=zero")
         with self.assertRaisesRegex(UserError, "--skip_rows_where w=zero: no row has this value"):
@@ -312,6 +332,7 @@ class ReadTest(TestCase):
 
     @parameterized.parameters(
         ("t0.jsonl", "prompt_completion", "a", "b"),
+        ("pairs.csv", "prompt_completion", "question 0?", "answer 0"),
         ("flan.jsonl", "inputs_targets", "a", "b"),
         ("p3.jsonl", "pretokenized", "a", "a"),
         ("alpaca.json", "alpaca", "Greet.", "hi"),
@@ -354,13 +375,6 @@ class ReadTest(TestCase):
         found = [(source_text(task.entry, row), reference_texts("pairs", task.entry, row)) for row in rows]
         self.assertEqual(found, [("system: Be brief.\nuser: Hi?\nassistant: Yes.\nuser: So?", ["No."])])
 
-    def test_a_single_message_has_no_role_and_plain_columns_stay_as_they_are(self):
-        Path("x.jsonl").write_text(lines([dict(messages=self.MESSAGES[1:3])]))
-        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl", "validation"), [("Hi?", ["Yes."])])
-        Path("x.jsonl").write_text(lines([dict(prompt="Hi?", completion=["Yes.", "No."])]))
-        wanted = [("Hi?", ["Yes.", "No."])]
-        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl", "validation"), wanted)
-
     @parameterized.parameters(
         ("--source_column messages.content --target_column q", "the column messages.content holds messages of a dial"),
         ("--source_column q --target_column messages.content", "the column messages.content holds messages of a dial"),
@@ -374,17 +388,6 @@ class ReadTest(TestCase):
         Path("x.jsonl").write_text(lines(rows))
         with self.assertRaisesRegex(UserError, f"x.jsonl, row [12]: .*{message}"):
             self.rows(f"--train_file x.jsonl --validation_file x.jsonl {flags}")
-
-    def test_a_shape_can_be_named(self):
-        flags = "--train_file task1.json --validation_file task1.json --record_shape natural_instructions_0"
-        self.assertEqual(
-            self.rows(flags, "validation")[0],
-            (
-                "Definition: Name the color. Now complete the following example - Input: snow. Output:",
-                ["white", "pale"],
-            ),
-        )
-        self.assertEqual(self.rows("--train_file alpaca.json --validation_file alpaca.json")[1][0], "Translate.\nHund")
 
     def test_labels_are_found_and_numbers_are_their_own_names(self):
         flags = "--train_file labels.jsonl --validation_file labels.jsonl --source_column text --target_column label"
@@ -429,14 +432,6 @@ class ReadTest(TestCase):
         with self.assertRaisesRegex(UserError, f"b.csv, row 1: .* a is '{text}', which is none of the labels 3, 3.1"):
             self.rows(flags, "validation")
 
-    def test_rows_are_left_out(self):
-        rows = self.rows(
-            "--train_file gold.tsv --validation_file gold.tsv --source_column text --target_column "
-            "gold --labels yes,no --skip_rows_where gold=- gold=",
-            "validation",
-        )
-        self.assertEqual(rows, [("a", ["yes"]), ("c", ["no"]), ("e", ["yes"])])
-
     def test_what_is_held_out_shares_no_source_with_training(self):
         train, held_out = (
             self.rows(f"--train_file twice.jsonl --validation_split_percentage 20 {COLUMNS}", split)
@@ -447,20 +442,11 @@ class ReadTest(TestCase):
         self.assertLen(self.rows(f"--train_file pairs.jsonl {COLUMNS}", "validation"), 1)  # 5 %
 
     def test_a_validation_file_takes_the_place_of_what_an_entry_holds_out(self):
-        entry = dict(
-            inputs={"": "prompt"},
-            target="completion",
-            target_type="text",
-            metrics=["bleu"],
-            held_out=50,
-            files={"train": "pairs.jsonl"},
-            max_source_length=32,
-            max_target_length=8,
-        )
+        entry = TaskEntry(inputs={"": "prompt"}, target="completion", held_out=50, files={"train": "pairs.jsonl"})
         for flags, counts in ((dict(), (10, 10)), (dict(validation_file=["dev.jsonl"]), (20, 3))):
             args = TaskArguments(benchmark="mine", dataset_name="it", **flags)
-            rows = {split: load_rows("it", entry, args, split) for split in ("train", "validation")}
-            self.assertEqual((len(rows["train"]), len(rows["validation"])), counts)
+            found = tuple(len(load_rows("it", entry, args, split)) for split in ("train", "validation"))
+            self.assertEqual(found, counts)
 
     def test_a_hub_data_set(self):
         import datasets
@@ -564,9 +550,9 @@ class ReadTest(TestCase):
         usual = [{"q": f"text {n}", "a": f"testo {n}" if n else "text 0"} for n in range(201)]
         data, _ = self.load([*rows, {"q": "", "a": ""}], usual, "--source_prefix it")
         self.assertEqual(data.report(1).rows["unchanged"], "18 of 91 targets are their sources (train)")
-        entry = data.tasks[0].entry | {"max_piece_length": 200}
-        for changes in (entry, entry | {"target_type": "number"}):
-            self.assertIsNone(examples.unchanged_targets(changes, rows))
+        for changes in (dict(max_piece_length=200), dict(target_type="number")):
+            entry = dataclasses.replace(data.tasks[0].entry, **changes)
+            self.assertIsNone(examples.unchanged_targets(entry, rows))
 
     def test_end_tokens_of_targets_are_left_out_and_other_special_tokens_told(self):
         """As in files for T5 of 2020, which were written with " </s>"; ByT5's EOS is 1, a letter its byte + 3."""
@@ -610,23 +596,47 @@ class ReadTest(TestCase):
         told = "task pairs, train: no row among the first 4 has the label good"
         self.assertEqual(told in printed, limit is not None)
 
-    def test_the_plan_counts_known_sources_and_rows_that_are_cut(self):
-        rows = [{"q": f"q{n}", "a": "x"} for n in range(8)]
-        dev = [{"q": "q1", "a": "y"}, {"q": "q7", "a": "y"}, {"q": "far too long", "a": "y"}, {"q": "new", "a": "y"}]
-        tasks, _ = self.load(rows, dev, "--max_source_length 4 --max_train_samples 7")
-        plan = tasks.report(1).rows
-        self.assertEqual(plan["known"], "1 of 4 validation sources are trained on")
-        self.assertEqual(plan["cut"], "25 % of the sources at 4 tokens (validation)")  # not new: three bytes and EOS
+    @parameterized.parameters(  # ByT5's tokens are bytes, and EOS is one more
+        ("", None),
+        (
+            "--max_source_length 4",
+            "33 % of the sources at 4 tokens (train); 33 % of the sources at 4 tokens (validation)",
+        ),
+        (
+            "--max_target_length 3",
+            "33 % of the targets at 3 tokens (train); 33 % of the targets longer than max_target_length 3 (validation)",
+        ),
+        ("--max_target_length 3 --target_type class", None),  # an answer has the longest label's length
+        ("--max_target_length 9 --target_type class", None),
+    )
+    def test_the_plan_counts_rows_that_are_cut(self, flags, told):
+        rows = [{"q": "qqqq" if n % 3 == 1 else f"q{n}", "a": "red" if n % 3 == 0 else "no"} for n in range(9)]
+        data, _ = self.load(rows, rows, flags)
+        self.assertEqual(data.report(1).rows["cut"], told)
 
     @parameterized.parameters(
-        ("text", "33 % of the targets longer than max_target_length 3 (validation)"), ("class", None)
+        ("", 2_000, 89),
+        ("--max_train_samples 1999", 1_999, 61),
+        ("--max_train_samples 999", 999, 41),
+        ("--streaming", 500, 41),
     )
-    def test_the_plan_counts_validation_targets_that_no_answer_reaches(self, kind, told):
-        """ByT5's tokens are bytes, and EOS is one more. An answer of a class has the longest label's length."""
-        rows = [{"q": f"q{n}", "a": "red" if n % 3 == 0 else "no"} for n in range(9)]
-        train = [{"q": "q", "a": "x"}] if kind == "text" else rows
-        tasks, _ = self.load(train, rows, f"--max_target_length 3 --target_type {kind}")
-        self.assertEqual(tasks.report(1).rows["cut"], told)
+    def test_the_target_length_in_which_nearly_all_targets_fit(self, flags, read, longest):
+        """The two longest of 2,000 are cut: ByT5's tokens are bytes and EOS. The rows are read once."""
+        rows = [{"q": f"q{n}", "a": "x" * length} for n, length in enumerate([40] * 1998 + [60, 88])]
+        Path("long.jsonl").write_text(lines(rows))
+        argv = "--train_file long.jsonl --validation_file dev.jsonl --source_column q --target_column a".split()
+        argv += ["--max_target_length", "auto", *flags.split()]
+        args, features = parse_arguments([TaskArguments, TaskStreams], argv)
+        with mock.patch.object(tasks.task, "load_rows", wraps=load_rows) as reading:
+            found = tasks_of(Features([features]), args)
+            found.fit_targets(ByT5Tokenizer())
+            (task,) = found
+            if not flags:
+                task.read(["train"])
+                reading.assert_called_once()
+        self.assertEqual((task.args.max_target_length, task.entry.max_target_length), (41, 41))
+        told = f"pairs 41: the longest of {read:,} that were read has {longest}"
+        self.assertEqual(found.fitted, f"41 tokens, in which 99.9 % of the training targets fit ({told})")
 
     @parameterized.parameters(
         ("x.csv", ['[{"a":  1}]', "[]", '["x","y"]'], ['[{"a":  1}]', "[]", '["x","y"]'], "text that is a JSON object"),
@@ -692,12 +702,15 @@ class ReadTest(TestCase):
         with self.assertRaisesRegex(UserError, "x.csv: the column a holds lists as numpy prints them, .'grey' 'it is"):
             self.rows("--train_file x.csv --validation_file x.csv --source_column q --target_column a")
 
-    def test_the_plan_counts_mirrored_pairs_as_known(self):
+    @parameterized.parameters(
+        ("--source_prefix say:", "3 of 4 validation sources are trained on, 2 of them with source and target swapped"),
+        ("--max_train_samples 1", "1 of 4 validation sources are trained on, 1 of them with source and target swapped"),
+    )
+    def test_the_plan_counts_known_sources_and_mirrored_pairs(self, flags, known):
         rows = [{"q": "ein Haus", "a": "a house"}, {"q": "q", "a": "a"}, {"q": "x", "a": ["one", "two"]}]
         dev = [{"q": "a house", "a": "ein Haus"}, {"q": "a", "a": "b"}, {"q": "two", "a": ["z", "x"]}, rows[1]]
-        tasks, _ = self.load(rows, dev, "--source_prefix say:")
-        known = "3 of 4 validation sources are trained on, 2 of them with source and target swapped"
-        self.assertEqual(tasks.report(1).rows["known"], known)
+        data, _ = self.load(rows, dev, flags)
+        self.assertEqual(data.report(1).rows["known"], known)
 
     @parameterized.parameters(("c q", "50 % without q, 25 % without r"), ("q c", "25 % without r"))
     def test_the_plan_names_the_columns_that_a_cut_takes_away(self, columns, wanted):
@@ -710,50 +723,6 @@ class ReadTest(TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             plan = TaskData(tasks, ByT5Tokenizer(), args).report(1).rows
         self.assertEqual(plan["cut"].split(" (")[0], f"50 % of the sources at 19 tokens, {wanted}")
-
-    def test_a_label_within_several_lists(self):
-        """The layout of Label Studio's JSON export."""
-        rows = [
-            {"data": {"text": f"q{n}"}, "annotations": [{"result": [{"value": {"choices": [label]}}]}]}
-            for n, label in enumerate(("bad", "good") * 4)
-        ]
-        Path("x.json").write_text(json.dumps(rows))
-        flags = "--train_file x.json --validation_file x.json --source_column data.text --target_type class "
-        flags += "--target_column annotations.result.value.choices"
-        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
-
-    @parameterized.parameters(("x.ndjson", lines(PAIRS)), ("x.jsonlines", lines(PAIRS)), ("x.tab", table(PAIRS, "\t")))
-    def test_other_names_of_the_formats(self, name, content):
-        Path(name).write_text(content)
-        self.assertLen(self.rows(f"--train_file {name} --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
-        Path("folder").mkdir()
-        Path(name).rename(f"folder/{name}")
-        self.assertLen(self.rows(f"--train_file folder --validation_file dev.jsonl {COLUMNS}"), len(PAIRS))
-
-    @parameterized.parameters("class", "text")
-    def test_labels_in_lists(self, kind):
-        rows = [{"q": f"q{n}", "a": [["bad", "good"][n % 2]]} for n in range(6)]
-        Path("x.jsonl").write_text(lines(rows))
-        flags = (
-            f"--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a --target_type {kind}"
-        )
-        self.assertEqual(self.rows(flags, "validation")[:2], [("q0", ["bad"]), ("q1", ["good"])])
-        Path("x.jsonl").write_text(lines([*rows, {"q": "q6", "a": ["bad", "good"]}]))
-        with contextlib.ExitStack() as stack:
-            if kind == "class":
-                message = 'a has 2 labels .bad, good.* text, "bad, good", and train with --target_type text'
-                stack.enter_context(self.assertRaisesRegex(UserError, message))
-            self.rows(flags)
-
-    def test_nan_is_what_null_is(self):
-        """As json.dumps(frame.to_dict("records")) writes a missing value."""
-        nan = float("nan")
-        Path("x.jsonl").write_text(lines([{"q": "q", "a": "x", "b": nan}, {"q": "r", "a": nan, "b": "y"}]))
-        flags = "--train_file x.jsonl --validation_file x.jsonl --source_column q --target_column a,b"
-        self.assertEqual(self.rows(flags, "validation"), [("q", ["x"]), ("r", ["y"])])
-        Path("x.jsonl").write_text(lines([{"instruction": "i", "input": nan, "output": "o"}]))
-        self.assertEqual(self.rows("--train_file x.jsonl --validation_file x.jsonl"), [("i", ["o"])])
-        self.assertEqual(list(read_documents(Path("x.jsonl"), "input")), [""])
 
     @parameterized.product(saved=("folder", "parquet"), labels=(None, "good,bad", "0,1"), kind=("class", "text"))
     def test_classes_of_a_data_set_have_its_names(self, saved, labels, kind):
@@ -829,15 +798,19 @@ class EntryTest(TestCase):
     def test_the_printed_entry_gives_the_same_rows(self, flags, *splits):
         (task,) = self.tasks(flags)
         registry: dict = {}
-        exec(compile(ast.parse(as_source("it", task.entry)), "entry", "exec"), {"DATASET_VALS": registry})
-        entry = registry["mine"]["it"]
-        check_entry("it", entry)
+        exec(compile(ast.parse(as_source("it", task.entry.written())), "entry", "exec"), {"DATASET_VALS": registry})
+        entry = TaskEntry.of("it", registry["mine"]["it"])
         args = TaskArguments(benchmark="mine", dataset_name="it")
         for split in splits or ("train", "validation"):
             self.assertEqual(load_rows("it", entry, args, split), load_rows("pairs", task.entry, task.args, split))
 
-    def test_the_record_gives_the_entry_again(self):
-        flags = "--train_file labels.jsonl --source_column text --target_column label --target_type class"
+    @parameterized.parameters(
+        "--train_file labels.jsonl --source_column text --target_column label --target_type class",
+        "--train_file bare.tsv --source_column 0 --target_column 1 --skip_rows_where 1=left",
+        "--source_file src.txt --target_file tgt.txt",
+        "--train_file pairs.csv --source_column prompt,other --target_column completion,other",
+    )
+    def test_the_record_gives_the_entry_again(self, flags):
         (task,) = self.tasks([*flags.split(), "--source_prefix", "say: "])
         others = dict.fromkeys(
             "bf16 bf16_full_eval predict_with_generate generation_num_beams generation_max_length "
@@ -851,12 +824,16 @@ class EntryTest(TestCase):
             again = TaskArguments(**recorded_flags(str(self.folder / "model"), values, ()))
             (entry,) = check_tasks(again).values()
             rows = load_rows("pairs", entry, again, "validation")
-        of_found_labels = {"files": None, "ordered_labels": False}
-        self.assertEqual(entry | of_found_labels, task.entry | of_found_labels)
+        of_found_labels = dict(files={}, ordered_labels=False)
+        plain, of_task = (dataclasses.replace(one, **of_found_labels) for one in (entry, task.entry))
+        self.assertEqual(plain, of_task)
         self.assertEqual(rows, load_rows("pairs", task.entry, task.args, "validation"))
-        new = TaskArguments(**recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"])
-        (entry,) = check_tasks(new).values()
-        self.assertLen(load_rows("pairs", entry, new, "validation"), 12)
+        if "labels.jsonl" in flags:
+            new = TaskArguments(
+                **recorded_flags("model", values, ["validation_file"]), validation_file=["labels.jsonl"]
+            )
+            (entry,) = check_tasks(new).values()
+            self.assertLen(load_rows("pairs", entry, new, "validation"), 12)
 
     @parameterized.parameters(
         dict(labels={0: "no", 1: "yes"}),
@@ -867,97 +844,70 @@ class EntryTest(TestCase):
         old = dict(text_column_name=["a", "b"], label_column_name="label", metric_names="accuracy", labels=labels)
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            entry = translated("nli", old)
-        check_entry("nli", entry)
+            entry = TaskEntry.of("nli", old)
         self.assertEqual(source_text(entry, {"a": "x", "b": "y"}), "nli a: x b: y")
-        self.assertEqual((entry["labels"], entry["metrics"], entry["target"]), (["no", "yes"], ["accuracy"], "label"))
+        self.assertEqual((entry.labels, entry.metrics, entry.target), (["no", "yes"], ["accuracy"], "label"))
         self.assertIn("labels=['no', 'yes'],", printed.getvalue())
-        known = constants.DATASET_VALS["glue"]["rte"]
-        self.assertIs(translated("rte", known), known)
 
 
 class MistakeTest(TestCase):
+    """Flags and what the message names: flag or file, the value, and what would be right."""
+
     @parameterized.parameters(
-        ("--train_file pairs.csv", "pairs.csv: read as --record_shape prompt_completion", None),
-        ("--train_file labels.jsonl", "name the columns of sources and targets with --source_column"),
-        ("--train_file pairs.jsonl --source_column prompt", "--source_column prompt: needs --target_column"),
-        ("--source_column a --target_column b", "--source_column describes pairs of your own: name them"),
-        ("--train_file pairs.jsonl --source_column promt --target_column completion", "did you mean prompt"),
-        (f"--train_file nested.json {COLUMNS}", "no column prompt, which task pairs needs; available: version, data"),
-        (f"--train_file nested.json --records date {COLUMNS}", "no field date .did you mean data"),
-        (f"--train_file nested.json --records version {COLUMNS}", "version holds no records, but a value of type int"),
-        (f"--train_file python.jsonl {COLUMNS}", "python.jsonl, line 1: broken JSON .values as Python prints them"),
-        (f"--train_file python.json {COLUMNS}", "python.json, line 2: broken JSON .values as Python prints them"),
-        (f"--train_file cut.json {COLUMNS}", "cut.json, line [34]: broken JSON"),
-        (f"--train_file pretty_objects.json {COLUMNS}", "pretty_objects.json, line 6: broken JSON .several values:"),
-        (f"--train_file src.txt {COLUMNS}", "src.txt: a file of rows must end in .*--source_file"),
-        ("--source_file src.txt --target_file short.txt", "short.txt: ends at line 1, before src.txt"),
-        ("--source_file src.txt", "--source_file names 1 files and --target_file 0"),
-        ("--source_file src.txt --target_file tgt.txt --source_column a --target_column b", "parallel files have no"),
-        (f"--train_file pairs.jsonl --hub_dataset x {COLUMNS}", "--train_file and --hub_dataset exclude each other"),
-        (f"--train_file pairs.jsonl --skip_rows_where label {COLUMNS}", "label: must be COLUMN=VALUE"),
-        (f"--train_file pairs.jsonl --skip_rows_where label=- {COLUMNS}", "no column label.*by which rows"),
-        (f"--train_file pairs.jsonl --labels a,b --target_type text {COLUMNS}", "--labels needs --target_type"),
-        (f"--train_file pairs.jsonl --target_type class {COLUMNS}", "completion has 20 different values .*--labels"),
-        *(
-            (
-                f"--train_file nan.jsonl --target_type {kind} {COLUMNS}",
-                "nan.jsonl, row 4: the column completion is empty",
-            )
-            for kind in ("text", "class", "number")
-        ),
-        ("--train_file nan.jsonl --source_column completion --target_column prompt", "row 4: the column completion is"),
+        ("labels.jsonl", "labels.jsonl", "--source_column"),
+        ("pairs.jsonl --source_column prompt", "--source_column prompt", "--target_column"),
+        ("--source_column a --target_column b", "--source_column", "--train_file"),
+        ("pairs.jsonl --source_column promt --target_column completion", "promt", "prompt"),
+        ("nested.json C", "prompt", "version, data"),
+        ("nested.json --records date C", "date", "data"),
+        ("nested.json --records version C", "version", "int"),
+        ("python.jsonl C", "python.jsonl, line 1", "Python"),
+        ("python.json C", "python.json, line 2", "Python"),
+        ("cut.json C", "cut.json, line [34]"),
+        ("pretty_objects.json C", "pretty_objects.json, line 6"),
+        ("src.txt C", "src.txt", "--source_file"),
+        ("--source_file src.txt --target_file short.txt", "short.txt", "line 1", "src.txt"),
+        ("--source_file src.txt", "--source_file names 1", "--target_file 0"),
         (
-            "--train_file gold.tsv --source_column text --target_column gold --target_type class",
-            "gold is empty in a training row; leave such rows out with --skip_rows_where gold=,",
+            "--source_file src.txt --target_file tgt.txt --source_column a --target_column b",
+            "--source_file",
+            "--source_co",
         ),
-        *(
-            (f"--train_file {name}.csv --source_column a --target_column b --target_type class", message)
-            for name, message in (
-                ("ignored", "b is -100 in a training row, which means no label; leave .* --skip_rows_where b=-100"),
-                ("unnamed", "b is -1 in a training row, which means no label; leave such rows out with"),
-            )
-        ),
-        (f"--train_file pairs.jsonl --data_dir a {COLUMNS}", "--data_dir a: is for named tasks"),
-        (f"--train_file pairs.jsonl --record_shape alpaca {COLUMNS}", "leave out --source_column"),
-        (
-            "--train_file wide.tsv --source_column 0 --target_column 1",
-            "wide.tsv, line 2: 3 fields, the lines before have 2",
-        ),
-        (
-            "--train_file bare.tsv zero.tsv --source_column 0 --target_column 1",
-            "--tsv_header: line 1 of zero.tsv has the columns 0, 1, and line 1 of bare.tsv has not",
-        ),
-        (f"--train_file spaces.csv {COLUMNS}", 'no column completion .did you mean " completion"..*"a, b", prompt'),
-        (f"--train_file semicolons.csv {COLUMNS}", "semicolons.csv, line 1: its fields are separated by semicolons"),
-        (f"--train_file tabs.csv {COLUMNS}", "tabs.csv, line 1: its fields are separated by tabs.* name it .tsv"),
-        (f"--train_file sep.csv {COLUMNS}", "sep.csv, line 1: sep= is a note for Excel. Delete the line"),
-        (f"--train_file trailing.csv {COLUMNS}", "line 2: 3 fields .it ends in a comma., the header has 2"),
-        (f"--train_file trailing_header.csv {COLUMNS}", "line 1: several columns have no name .commas at its end"),
-        (f"--train_file bare.csv {COLUMNS}", "available: What is it.*, A cat.; line 1 of the file is its header"),
-        (f"--train_file columns.json {COLUMNS}", "columns.json: one object of columns, .* orient='records'"),
-        (f"--train_file lists.json {COLUMNS}", "lists.json: one object of columns"),
-        (f"--train_file split.json {COLUMNS}", "split.json: one object of columns"),
-        (
-            f"--train_file a/1.jsonl other.jsonl {COLUMNS}",
-            "other.jsonl, row 1: no column prompt, .* a/1.jsonl, row 1 has .prompt, .*; available: question, answer",
-        ),
-        (f"--train_file book.csv {COLUMNS}", "book.csv: looks like .* Excel workbook: save its sheet as CSV"),
-        (
-            f"--train_file broken.tsv {COLUMNS}",
-            "broken.tsv, line 4: 1 fields, the header has 2; the last cell of line 3 opens a double quote: a line "
-            "break within a cell, which .tsv cannot hold",
-        ),
-        (f"--train_file bare.tsv --tsv_header false {COLUMNS}", "--tsv_header false: such columns are named by number"),
+        ("pairs.jsonl --hub_dataset x C", "--train_file", "--hub_dataset"),
+        ("pairs.jsonl --skip_rows_where label C", "--skip_rows_where label", "COLUMN=VALUE"),
+        ("pairs.jsonl --skip_rows_where label=- C", "label"),
+        ("pairs.jsonl --labels a,b --target_type text C", "--labels", "--target_type class", "text"),
+        ("pairs.jsonl --target_type class C", "completion has 20", "--labels"),
+        ("nan.jsonl --target_type text C", "nan.jsonl, row 4", "completion"),
+        ("nan.jsonl --target_type class C", "nan.jsonl, row 4", "completion"),
+        ("nan.jsonl --target_type number C", "nan.jsonl, row 4", "completion"),
+        ("nan.jsonl --source_column completion --target_column prompt", "row 4", "completion"),
+        ("gold.tsv --source_column text --target_column gold --target_type class", "gold", "--skip_rows_where gold=,"),
+        ("ignored.csv --source_column a --target_column b --target_type class", "-100", "--skip_rows_where b=-100"),
+        ("unnamed.csv --source_column a --target_column b --target_type class", "b is -1 ", "--skip_rows_where b=-1"),
+        ("pairs.jsonl --data_dir a C", "--data_dir a"),
+        ("pairs.jsonl --record_shape alpaca C", "--record_shape", "--source_column"),
+        ("wide.tsv --source_column 0 --target_column 1", "wide.tsv, line 2: 3", "2"),
+        ("bare.tsv zero.tsv --source_column 0 --target_column 1", "--tsv_header", "zero.tsv", "0, 1", "bare.tsv"),
+        ("spaces.csv C", "completion", '" completion"', '"a, b", prompt'),
+        ("semicolons.csv C", "semicolons.csv, line 1", "semicolons"),
+        ("tabs.csv C", "tabs.csv, line 1", ".tsv"),
+        ("sep.csv C", "sep.csv, line 1", "sep="),
+        ("trailing.csv C", "line 2: 3", "comma", "2"),
+        ("trailing_header.csv C", "line 1", "commas"),
+        ("bare.csv C", "What is it.*, A cat", "header"),
+        ("columns.json C", "columns.json", "records"),
+        ("lists.json C", "lists.json"),
+        ("split.json C", "split.json"),
+        ("a/1.jsonl other.jsonl C", "other.jsonl, row 1", "prompt", "a/1.jsonl, row 1", "question, answer"),
+        ("book.csv C", "book.csv", "Excel"),
+        ("broken.tsv C", "broken.tsv, line 4: 1", "2", "line 3"),
+        ("bare.tsv --tsv_header false C", "--tsv_header false", "prompt"),
     )
-    def test_message(self, flags, message, error=ValueError):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.ExitStack() as stack:
-            if error:
-                stack.enter_context(self.assertRaisesRegex(error, message))
-            self.rows(flags)
-        if not error:
-            self.assertRegex(printed.getvalue(), message)
+    def test_message(self, flags, *named):
+        flags = flags if flags.startswith("--") else f"--train_file {flags}"
+        with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(UserError, ".*".join(named)):
+            self.rows(re.sub("C$", COLUMNS, flags))
 
 
 class FolderTest(TestCase):

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import io
 import json
@@ -19,9 +20,8 @@ from helpers import run_main, small_disk, write_tiny_model
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
 import predict_t5
-from constants import DATASET_VALS
 from features import FORMATS
-from foundry.arguments.own_pairs import SHAPES
+from foundry.arguments.task import SHAPES
 from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
@@ -32,6 +32,7 @@ from foundry.modeling.found_answers import log_probabilities
 from foundry.publishing.exports import Answers, Original
 from foundry.publishing.file_names import COMPARISON
 from foundry.training.drawn_answers import uniform_numbers
+from tasks.named import find_entry
 from tasks.predictions import InputReader
 
 LINES = [f"{'very ' * (n % 5)}old fox number {n}" for n in range(23)]
@@ -459,7 +460,7 @@ class TaskTest(TestCase):
     def test_a_task_of_another_benchmark_in_a_mixture(self):
         self.with_record(benchmark="glue", dataset_name="cola,super_glue/rte")
         entry, _ = predict_t5.recorded_task(str(self.model), "super_glue/rte")
-        self.assertEqual(entry, DATASET_VALS["super_glue"]["rte"])
+        self.assertEqual(entry, find_entry("super_glue", "rte"))
 
     def own_pairs(self, columns: list[str] | None = None, tsv_header: bool | None = None, **record) -> InputReader:
         """The reader of a model that was trained on own pairs."""
@@ -605,9 +606,9 @@ class TaskTest(TestCase):
             list(reader.read(self.write("in.jsonl", '{"q": "1"}\n{}\n')))
 
     def test_running_text_is_answered_in_its_pieces(self):
-        entry = dict(predict_t5.recorded_task(str(self.model), None)[0])
-        entry |= dict(inputs={"": "plain"}, preprocess="restore_diacritics", max_piece_length=20)
-        reader = InputReader(entry)
+        entry, _ = predict_t5.recorded_task(str(self.model), None)
+        pieces = dict(inputs={"": "plain"}, preprocess="restore_diacritics", max_piece_length=20)
+        reader = InputReader(dataclasses.replace(entry, **pieces))
         text = "  Un șarpe. Doi\u00a0șerpi?  1.  \t Trei !"
         (item,) = reader.read(self.write("in.txt", text))
         self.assertEqual(item.texts, ["Un sarpe.", "Doi\u00a0serpi?", "Trei !"])

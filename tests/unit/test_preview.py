@@ -38,6 +38,7 @@ from foundry.report.files import described_files
 from foundry.report.lengths import described_lengths
 from foundry.report.preview import LINES, Sample, Seen, block, recorded
 from foundry.training.batching import padding_collator
+from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of
 from tasks.task import Task
@@ -315,7 +316,8 @@ class TasksTest(parameterized.TestCase):
             seed=0, features=NO_FEATURES, main_process_first=lambda **_: contextlib.nullcontext(), world_size=1
         )
         training.predict_with_generate, training.train_batch_size, training.gradient_accumulation_steps = True, 8, 1
-        data = TaskData(Tasks([Task(name, entry, TaskArguments(**places), True) for name in "abc"]), BYTES, training)
+        tasks = [Task(name, TaskEntry(**entry), TaskArguments(**places), True) for name in "abc"]
+        data = TaskData(Tasks(tasks), BYTES, training)
         rows = data.of_rows.shown(False)
         names = [*(f"{name} train source" for name in "abc"), "span_corruption source"]
         self.assertEqual([row[0].name for row in rows[:4]], names)

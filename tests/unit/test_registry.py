@@ -5,6 +5,7 @@ features. The expected texts are written out by hand; those of SuperGLUE and SQu
 (t5/data/preprocessors.py, t5/data/glue_utils.py).
 """
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -21,20 +22,12 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.modeling.loss import STATISTICS
+from tasks.entry import TaskEntry
 from tasks.examples import build_tokenize_function, task_metrics
 from tasks.metrics import scoring
-from tasks.metrics.scoring import check_metrics
 from tasks.mixture import Tasks
-from tasks.registry import (
-    check_entry,
-    eval_splits,
-    evaluated_names,
-    plain_entry,
-    reference_texts,
-    source_text,
-    target_text,
-)
-from tasks.registry import test_splits as splits_without_labels
+from tasks.named import find_entry
+from tasks.registry import reference_texts, source_text, target_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
 from tasks.transforms import TRANSFORMS, pad_punctuation
@@ -484,11 +477,10 @@ CASES = [(f"{name}_{split}", group, name, split) for (group, name), splits in TE
 
 
 class TestCase(parameterized.TestCase):
-    def texts(self, group: str, name: str, split: str, task: dict, **flags) -> list:
+    def texts(self, group: str, name: str, split: str, task: TaskEntry, **flags) -> list:
         rows = load_rows(name, task, TaskArguments(group, name, **flags), split)
         return [
-            (source_text(task, row), reference_texts(name, task, row) if task["target"] in row else None)
-            for row in rows
+            (source_text(task, row), reference_texts(name, task, row) if task.target in row else None) for row in rows
         ]
 
     def write(self, files: dict[str, str]) -> Path:
@@ -503,20 +495,13 @@ class RegistryTest(TestCase):
     def test_every_entry_stands_in_the_tables(self):
         self.assertCountEqual(TEXTS, ENTRIES)
         self.assertCountEqual(FILES, ENTRIES)
-        self.assertCountEqual(HUB, [(g, n) for g, n in ENTRIES if "hub" in DATASET_VALS[g][n]])
+        self.assertCountEqual(HUB, [(g, n) for g, n in ENTRIES if find_entry(g, n).hub])
         for group, name in ENTRIES:
-            self.assertContainsSubset(["train", *eval_splits(DATASET_VALS[group][name])], TEXTS[group, name], name)
-
-    @parameterized.parameters(*ENTRIES)
-    def test_entry_is_whole(self, group, name):
-        task = DATASET_VALS[group][name]
-        check_entry(name, task)
-        check_metrics(name, task)
-        self.assertEqual(list(evaluated_names(task))[: len(task["metrics"])], task["metrics"])
+            self.assertContainsSubset(["train", *find_entry(group, name).eval_splits], TEXTS[group, name], name)
 
     @parameterized.named_parameters(*CASES)
     def test_official_files(self, group, name, split):
-        task = DATASET_VALS[group][name]
+        task = find_entry(group, name)
         found = self.texts(group, name, split, task, data_dir=str(self.write(FILES[group, name])))
         self.assertEqual(found, TEXTS[group, name][split])
 
@@ -525,12 +510,12 @@ class RegistryTest(TestCase):
         task = self.saved_hub(group, name)
         self.assertEqual(self.texts(group, name, split, task), TEXTS[group, name][split])
 
-    def saved_hub(self, group: str, name: str) -> dict:
+    def saved_hub(self, group: str, name: str) -> TaskEntry:
         """The entry with a saved folder in place of its Hub name."""
         features, splits = HUB[group, name]
         saved = {split: datasets.Dataset.from_list(rows, features=features) for split, rows in splits.items()}
         datasets.DatasetDict(saved).save_to_disk(self.folder / "hub")
-        return DATASET_VALS[group][name] | {"hub": (str(self.folder / "hub"), None)}
+        return dataclasses.replace(find_entry(group, name), hub=(str(self.folder / "hub"), None))
 
     def test_answers_that_the_hub_hides_as_empty_texts(self):
         found = self.texts("generation", "common_gen", "test", self.saved_hub("generation", "common_gen"))
@@ -539,9 +524,9 @@ class RegistryTest(TestCase):
     @parameterized.parameters(*ENTRIES)
     def test_rows_become_tokens_and_right_answers_score_full_marks(self, group, name):
         """From the files through the tokens to the metrics, where a model says each reference's first text."""
-        task, tokenizer = DATASET_VALS[group][name], ByT5Tokenizer()
+        task, tokenizer = find_entry(group, name), ByT5Tokenizer()
         flags = dict(data_dir=str(self.write(FILES[group, name])), data_cache_dir=str(self.folder / "cache"))
-        split, made = eval_splits(task)[0], Task(name, task, TaskArguments(group, name, **flags))
+        split, made = task.eval_splits[0], Task(name, task, TaskArguments(group, name, **flags))
         made = LoadedTask(made, made.read([split]), tokenizer)
         rows, data = made.rows[split], made.data[split]
         self.assertLen(rows, len(TEXTS[group, name][split]))
@@ -554,10 +539,10 @@ class RegistryTest(TestCase):
         statistics = [[1.0] * len(STATISTICS)] * len(rows)
         output = EvalPrediction(predictions=(ids, np.array(statistics)), label_ids=ids)
         scores = task_metrics(task, tokenizer, True, rows)(output)
-        for metric in task["metrics"]:
+        for metric in task.metrics:
             if metric != "bleu":  # of a few words: some have no four-grams
                 self.assertAlmostEqual(scores[metric], 1.0, msg=metric)
-        self.assertIn(task["metrics"][0], scores)
+        self.assertIn(task.metrics[0], scores)
 
     @parameterized.parameters(  # what TensorFlow Datasets' own reader makes of such rows of the official file
         ("I washed the knife , since it was dirty.", "The knife", "the knife"),
@@ -581,18 +566,18 @@ class RegistryTest(TestCase):
 
     def test_entities_of_record_keep_their_spaces(self):  # as in t5.data.preprocessors.record
         row = {"passage": "P", "query": "Q", "entities": ["Bob ", "Ann"], "answers": ["Ann"]}
-        source = source_text(DATASET_VALS["super_glue"]["record"], TRANSFORMS["record"](row))
+        source = source_text(find_entry("super_glue", "record"), TRANSFORMS["record"](row))
         self.assertEqual(source, "record query: Q entities: Bob , Ann passage: P")
 
     def test_tokenize_function_joins_lists(self):
-        task = DATASET_VALS["generation"]["common_gen"] | {"prefix": "write"}
+        task = dataclasses.replace(find_entry("generation", "common_gen"), prefix="write")
         encode = build_tokenize_function("common_gen", task, ByT5Tokenizer(), 512, None)
         batch = encode({"concepts": [["A", "B "]], "target": [["B", "A"]]})
         self.assertEqual(ByT5Tokenizer().decode(batch["input_ids"][0], skip_special_tokens=True), "write: A B")
         self.assertEqual(ByT5Tokenizer().decode(batch["labels"][0], skip_special_tokens=True), "B")
 
     def test_rows_without_answers_can_be_asked(self):
-        task = DATASET_VALS["super_glue"]["wsc"]
+        task = find_entry("super_glue", "wsc")
         flags = dict(data_dir=str(self.write(FILES["super_glue", "wsc"])), data_cache_dir=str(self.folder / "cache"))
         task = Task("wsc", task, TaskArguments("super_glue", "wsc", **flags))
         task = LoadedTask(task, task.read(["validation", "test"]), ByT5Tokenizer())
@@ -601,9 +586,6 @@ class RegistryTest(TestCase):
         scoring = task.evaluation_task("test", with_generate=False)
         self.assertEqual((scoring.class_label_ids, scoring.predict_with_generate, scoring.max_length), (None, True, 17))
         self.assertEqual([task.label("validation"), task.label("test")], ["", "test"])
-
-    def test_splits_without_labels_are_named(self):
-        self.assertEqual(splits_without_labels(DATASET_VALS["super_glue"]["wsc"]), ["test"])
 
 
 class MainMetricTest(TestCase):
@@ -614,7 +596,8 @@ class MainMetricTest(TestCase):
     def flags(self, *entries: dict, **flags) -> dict:
         names = TaskArguments("mine", ",".join("abc"[: len(entries)]))
         tasks = [
-            Task(name, self.ENTRY | entry, names, len(entries) > 1) for name, entry in zip("abc", entries, strict=False)
+            Task(name, TaskEntry.of(name, self.ENTRY | entry), names, len(entries) > 1)
+            for name, entry in zip("abc", entries, strict=False)
         ]
         args = FineTuningArguments(output_dir=str(self.folder / "out"), report_to="none", **flags)
         args.given = frozenset(flags)
@@ -674,7 +657,7 @@ class OwnEntryTest(TestCase):
 
     def rows(self, split: str, change: dict, *rows: dict) -> list:
         self.write({self.ENTRY["files"][split]: jsonl(*rows)})
-        return self.texts("glue", "mine", split, self.ENTRY | change, data_dir=str(self.folder))
+        return self.texts("glue", "mine", split, TaskEntry.of("mine", self.ENTRY | change), data_dir=str(self.folder))
 
     def test_nested_columns_through_lists_of_records(self):
         change = {"target": "refs.text"}
@@ -685,82 +668,27 @@ class OwnEntryTest(TestCase):
     def test_a_column_whose_name_has_a_dot(self):
         self.assertEqual(self.rows("validation", {}, {"doc.text": "a", "refs": "x"}), [("p: a", ["x"])])
 
-    @parameterized.named_parameters(
-        (
-            "missing",
-            {"doc": {"txt": "a"}, "refs": "x"},
-            {},
-            r"dev.jsonl, row 1: no column doc.text.*available: doc, refs",
-        ),
-        ("no_record", {"doc": "a", "refs": "x"}, {}, "no column doc.text"),
-        ("no_reference", {"doc": {"text": "a"}, "refs": []}, {}, "row 1: the column refs is empty"),
-        ("a_null_reference", {"doc": {"text": "a"}, "refs": ["x", None]}, {}, "column refs is empty in part"),
-        ("a_null_text", {"doc": [{"text": "a"}, {"text": None}], "refs": "x"}, {}, "doc.text is empty in part"),
-        (
-            "a_record",
-            {"doc": {"text": {"en": "a", "de": "b"}}, "refs": "x"},
-            {},
-            "row 1: the column doc.text holds no text, but a value of type dict",
-        ),
-        (
-            "bytes",
-            {"doc": {"text": "a"}},
-            {"preprocess": lambda row: row | {"refs": b"x"}},
-            "row 1: the column refs holds no text, but a value of type bytes",
-        ),
-        (
-            "a_list_in_a_list",
-            {"doc": {"text": "a"}, "refs": [["x"]]},
-            {},
-            "row 1: the column refs holds no text, but a value of type list",
-        ),
-        (
-            "function",
-            {"text": "a"},
-            {"preprocess": "wsc"},
-            "row 1: the preprocess wsc: no column 'span2_index'; available: text",
-        ),
-        (
-            "own_function",
-            {"text": "a"},
-            {"preprocess": lambda row: {"doc.text": row["txt"]}},
-            "row 1: the preprocess OwnEntryTest.<lambda>: no column 'txt'; available: text",
-        ),
-        (
-            "source",
-            {"text": "x"},
-            plain_entry({"inputs": lambda row: row["txt"]}),
-            r"row 1: inputs \(OwnEntryTest.<lambda>\): no column 'txt'; available: text",
-        ),
-        (
-            "no_row",
-            {"text": "a"},
-            {"preprocess": lambda _: None},
-            r"row 1: the preprocess OwnEntryTest.<lambda> returns None: must be a row .* or a list of rows",
-        ),
-        ("other_shape", {"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "the preprocess multirc: string "),
-        (
-            "pronoun",
-            {"text": "a b", "span2_text": "he", "span2_index": 1},
-            {"preprocess": "wsc"},
-            "the preprocess wsc: the pronoun 'he' ",
-        ),
-    )
-    def test_refused_row(self, row, change, message):
-        with self.assertRaisesRegex(ValueError, message):
-            self.rows("validation", change, row)
+    A, X = {"doc": {"text": "a"}}, {"doc": {"text": "a"}, "refs": "x"}
 
-    @parameterized.named_parameters(
-        ("near", {"preprocess": "squat"}, r"preprocess squat: not in tasks/transforms.py \(did you mean squad\?\)"),
-        (
-            "far",
-            {"preprocess": "nothing"},
-            "preprocess nothing: not in tasks/transforms.py. Give a function of a row, or one",
-        ),
+    @parameterized.parameters(  # (row, what the entry says, what the message names)
+        (X | {"doc": {"txt": "a"}}, {}, "dev.jsonl, row 1", "doc.text", "doc, refs"),
+        (X | {"doc": "a"}, {}, "doc.text"),
+        (X | {"refs": []}, {}, "row 1", "refs"),
+        (X | {"refs": ["x", None]}, {}, "refs is empty in part"),
+        (X | {"doc": [{"text": "a"}, {"text": None}]}, {}, "doc.text is empty in part"),
+        (X | {"doc": {"text": {"en": "a", "de": "b"}}}, {}, "row 1", "doc.text", "dict"),
+        (X | {"refs": [["x"]]}, {}, "row 1", "refs", "list"),
+        (A, {"preprocess": lambda row: row | {"refs": b"x"}}, "row 1", "refs", "bytes"),
+        ({"text": "a"}, {"preprocess": "wsc"}, "row 1", "wsc", "'span2_index'", "text"),
+        ({"text": "a"}, {"preprocess": lambda row: {"doc.text": row["txt"]}}, "OwnEntryTest.<lambda>", "'txt'", "text"),
+        ({"text": "x"}, {"inputs": lambda row: row["txt"]}, "row 1", "inputs .OwnEntryTest.<lambda>", "'txt'", "text"),
+        ({"text": "a"}, {"preprocess": lambda _: None}, "row 1", "OwnEntryTest.<lambda>", "None", "a row"),
+        ({"passage": "a", "idx": 1}, {"preprocess": "multirc"}, "multirc", "string"),
+        ({"text": "a b", "span2_text": "he", "span2_index": 1}, {"preprocess": "wsc"}, "wsc", "'he'"),
     )
-    def test_refused_entry(self, change, message):
-        with self.assertRaisesRegex(ValueError, message):
-            check_entry("mine", self.ENTRY | change)
+    def test_refused_row(self, row, change, *named):
+        with self.assertRaisesRegex(ValueError, ".*".join(named)):
+            self.rows("validation", change, row)
 
     def test_no_training_row_is_wanted(self):
         with self.assertRaisesRegex(ValueError, "task mine, split train: no rows"):
@@ -771,7 +699,6 @@ class OwnEntryTest(TestCase):
             return [{"doc.text": text, "refs": row["refs"]} for text in row["texts"]] if "texts" in row else row
 
         rows = {"texts": ["a", "b"], "refs": "x"}, {"texts": [], "refs": "y"}, {"doc.text": "c", "refs": "z"}
-        check_entry("mine", self.ENTRY | {"preprocess": parts})
         expected = [("p: a", ["x"]), ("p: b", ["x"]), ("p: c", ["z"])]
         for function in (parts, functools.partial(parts)):  # which has no name
             self.assertEqual(self.rows("validation", {"preprocess": function}, *rows), expected)
@@ -789,30 +716,29 @@ class OwnEntryTest(TestCase):
             (["test"], ["test"]),
             (["validation_a", "validation_b"], ["test_a", "test_b"]),
         ):
-            self.assertEqual(splits_without_labels({"eval_splits": evaluated} if evaluated else {}), predicted)
+            self.assertEqual(TaskEntry(**({"eval_splits": evaluated} if evaluated else {})).test_splits, predicted)
+
+    def parallel(self, texts: dict[str, str]) -> list:
+        self.write(texts)
+        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
+        entry = TaskEntry.of("mine", self.ENTRY | change)
+        return self.texts("glue", "mine", "train", entry, data_dir=str(self.folder))
 
     def test_a_carriage_return_within_a_line_shifts_no_pairs(self):  # nor does it where TensorFlow Datasets reads WMT
-        for name, content in (("a.txt", b"1\rone\r\n2\n3\n"), ("b.txt", b"x\ny\rz\r\nw\r\n")):
-            (self.folder / name).write_bytes(content)
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        found = self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
-        self.assertEqual(found, [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
+        (self.folder / "a.txt").write_bytes(b"1\rone\r\n2\n3\n")
+        (self.folder / "b.txt").write_bytes(b"x\ny\rz\r\nw\r\n")
+        self.assertEqual(self.parallel({}), [("p: 1\rone", ["x"]), ("p: 2", ["y\rz"]), ("p: 3", ["w"])])
 
-    @parameterized.parameters("a.txt", "b.txt")
-    def test_parallel_files_of_unequal_length(self, shorter):
-        texts = {"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n3\n"}
-        self.write(texts | {shorter: "1\n2\n"})
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        with self.assertRaisesRegex(ValueError, rf"{shorter}: ends at line 2, before .*\.txt"):
-            self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
-
-    def test_a_missing_file_of_a_pair(self):
-        self.write({"a.txt": "1\n"})
-        change = {"inputs": {"": "a"}, "target": "b", "files": {"train": {"a": "a.txt", "b": "b.txt"}}}
-        with self.assertRaisesRegex(ValueError, "no file b.txt, which task mine reads as train"):
-            self.texts("glue", "mine", "train", self.ENTRY | change, data_dir=str(self.folder))
+    @parameterized.parameters(
+        ({"a.txt": "1\n2\n", "b.txt": "1\n2\n3\n"}, r"a.txt: ends at line 2, before .*b\.txt"),
+        ({"a.txt": "1\n2\n3\n", "b.txt": "1\n2\n"}, r"b.txt: ends at line 2, before .*a\.txt"),
+        ({"a.txt": "1\n"}, "no file b.txt, which task mine reads as train"),
+    )
+    def test_parallel_files_that_do_not_fit(self, texts, message):
+        with self.assertRaisesRegex(ValueError, message):
+            self.parallel(texts)
 
     def test_a_task_of_files_alone_without_their_folder(self):
         change = {"files": {"train": "nowhere/train.jsonl"}}
         with self.assertRaisesRegex(ValueError, "^--data_dir is not given: no file nowhere/train.jsonl, which task"):
-            self.texts("glue", "mine", "train", self.ENTRY | change)
+            self.texts("glue", "mine", "train", TaskEntry.of("mine", self.ENTRY | change))

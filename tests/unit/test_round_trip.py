@@ -5,6 +5,7 @@ ids, and from unicodedata.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import random
@@ -26,6 +27,7 @@ from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, train_tokenizer
 from foundry.report.losses import CHANGED, MOST_TEXTS, UNKNOWN, Losses, TextSample, described_losses, round_trip
+from tasks.entry import TaskEntry
 from tasks.examples import decode_texts, tokenizer_losses
 from tasks.metrics.scoring import METRICS
 from tasks.registry import target_text
@@ -202,7 +204,7 @@ class CorpusTest(TestCase):
 
 
 class RowsTest(TestCase):
-    entry = dict(
+    entry = TaskEntry(
         inputs={"": "q"},
         target="a",
         target_type="text",
@@ -227,7 +229,7 @@ class RowsTest(TestCase):
         self.assertEqual("U+200C zero width non-joiner" in found["sources"].kinds, normalization == "nmt_nfkc")
 
     def test_a_metric_that_does_not_count_white_space_limits_nothing(self):
-        entry = self.entry | {"metrics": ["squad_f1", "squad_exact_match"]}
+        entry = dataclasses.replace(self.entry, metrics=["squad_f1", "squad_exact_match"])
         losses = tokenizer_losses("own", entry, self.trained(), self.rows(["red\nblue"]))["targets"]
         self.assertEqual((losses.kinds["line break"], losses.answerable), (10, 1.0))
 
@@ -243,7 +245,7 @@ class RowsTest(TestCase):
             self.assertEqual((losses.kinds, losses.answerable), ({}, 1.0))
 
     def test_class_labels_are_spelt_by_the_entry(self):
-        entry = self.entry | {"target_type": "class", "labels": ["a\tb", "c"]}
+        entry = dataclasses.replace(self.entry, target_type="class", labels=["a\tb", "c"])
         self.assertNotIn("targets", tokenizer_losses("own", entry, self.trained(), self.rows(["a\tb", "c"])))
 
     @parameterized.parameters("byt5", "t5gemma", "fred_t5")

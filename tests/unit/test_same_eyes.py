@@ -4,6 +4,7 @@ Hermetic: one tiny model is fine-tuned on rows made here.
 """
 
 import atexit
+import dataclasses
 import functools
 import json
 import re
@@ -21,11 +22,12 @@ import export_checkpoint
 import fine_tune_t5
 import predict_t5
 from constants import DATASET_VALS
-from foundry.arguments.own_pairs import own_entry
 from foundry.arguments.task import task_arguments
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
+from tasks.entry import TaskEntry
+from tasks.named import find_entry
+from tasks.own_pairs import own_entry
 from tasks.predictions import other_task
-from tasks.registry import plain_entry
 from tasks.trained_rows import MOST_HASHES, TrainedRows
 
 LINES = sentences(400)
@@ -224,7 +226,7 @@ class NextStageTest(parameterized.TestCase):
         self.assertEqual(other_task(str(self.folder), [entry]), wanted)
 
     def test_a_benchmark_a_mixture_and_what_cannot_be_read(self):
-        rte, cola = (plain_entry(DATASET_VALS["glue"][name]) for name in ("rte", "cola"))
+        rte, cola = (find_entry("glue", name) for name in ("rte", "cola"))
         path = self.folder / "task.json"
         self.assertIsNone(other_task(str(self.folder), [rte]))
         path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola,rte")))
@@ -232,7 +234,7 @@ class NextStageTest(parameterized.TestCase):
         path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola")))
         line = other_task(str(self.folder), [cola, rte])
         path.write_text(json.dumps(dict(benchmark="glue", dataset_name="cola", source_prefix="")))
-        self.assertIsNone(other_task(str(self.folder), [cola | {"prefix": None}]))
+        self.assertIsNone(other_task(str(self.folder), [dataclasses.replace(cola, prefix=None)]))
         self.assertRegex(other_task(str(self.folder), [cola]), r'read "sentence: <sentence>" .*reads "cola sentence')
         path.write_text(json.dumps(dict(benchmark="glue", dataset_name="nli")))
         of_another_toolkit = dict(text_column_name=["q"], label_column_name="a", metric_names=["rougeL"])
@@ -247,7 +249,7 @@ class NextStageTest(parameterized.TestCase):
 class TrainedRowsTest(parameterized.TestCase):
     @parameterized.product(rows=(10, 2_000, 30_000), target_type=("text", "class"))
     def test_a_bounded_record_knows_the_rows_again(self, rows, target_type):
-        entry = dict(prefix="p", inputs={"": "q"}, target="a", target_type=target_type)
+        entry = TaskEntry(prefix="p", inputs={"": "q"}, target="a", target_type=target_type)
         learned = [{"q": f"source {n}", "a": f"answer {n}"} for n in range(rows)]
         trained = TrainedRows.of_rows(entry, learned, [row["q"] for row in learned])
         text = trained.recorded()

@@ -36,6 +36,7 @@ from features.hub import uploads
 from features.hub.model_cards import hub_task, model_card
 from foundry.common.whole_folders import checkpoints_of
 from foundry.publishing.exports import Format
+from tasks.named import first_entry
 
 
 def card_of(arguments: dict, results: dict | None = None, name: str = "me/mine", more: tuple = (), **record) -> str:
@@ -430,11 +431,22 @@ class CardTest(test_export_checkpoint.TestCase):
 
 class TaskOfCardTest(parameterized.TestCase):
     @parameterized.parameters(
-        (("glue", "cola"), DATASET_VALS["glue"]["cola"], "text-classification"),
-        (("summarization", "xsum"), DATASET_VALS["summarization"]["xsum"], "summarization"),
-        (("translation", "wmt16_en_ro"), DATASET_VALS["translation"]["wmt16_en_ro"], "translation"),
-        (("own", "pairs"), {}, "text-generation"),
-        (None, {}, "text-generation"),
+        ("glue/cola", "text-classification"),
+        ("summarization/xsum", "summarization"),
+        ("translation/wmt16_en_ro", "translation"),
+        ("own/pairs", "text-generation"),
+        (None, "text-generation"),
     )
-    def test_tasks_that_the_hub_has(self, task, entry, expected):
+    def test_tasks_that_the_hub_has(self, task, expected):
+        task = task and tuple(task.split("/"))
+        entry = first_entry(dict(benchmark=task[0], dataset_name=task[1])) if task else None
         self.assertEqual(hub_task(task, entry), expected)
+
+    def test_a_task_with_the_fields_of_another_toolkit(self):
+        theirs = dict(
+            text_column_name=["a", "b"], label_column_name="c", metric_names="accuracy", labels={0: "x", 1: "y"}
+        )
+        self.enterContext(mock.patch.dict(DATASET_VALS, mine={"theirs": theirs}))
+        card = card_of(dict(benchmark="mine", dataset_name="theirs"))
+        for part in ("pipeline_tag: text-classification", "metrics:\n- accuracy", "theirs a: ... b: ..."):
+            self.assertIn(part, card)

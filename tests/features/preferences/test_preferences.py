@@ -31,6 +31,7 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
 from foundry.training.batching import FilledRows, padding_collator
+from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
 from tasks.rows import load_rows
 from tasks.task_records import recorded_flags
@@ -376,7 +377,7 @@ class RecordsTest(parameterized.TestCase):
 
     @parameterized.parameters("abcdef", "aabbcc", "abababab", "aaabbbcc", "abbbbcbbdb", "aaab", "ab", "cabbage" * 5)
     def test_the_answer_to_another_prompt_has_another_source(self, sources):
-        task = dict(inputs={"": "prompt"}, target="answer", target_type="text", desirable="label")
+        task = TaskEntry(inputs={"": "prompt"}, target="answer", further=dict(desirable="label"))
         rows = [dict(prompt=source, answer=f"{source} {n}", label=n % 2) for n, source in enumerate(sources)]
         made = with_other_answers(task, rows)
         others = [row[OTHER_ANSWER] for row in made]

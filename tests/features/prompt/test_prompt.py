@@ -1,6 +1,7 @@
 """predict_t5.py --interactive: gaps are filled and tasks are done, at a prompt or through a pipe."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import shutil
@@ -28,6 +29,7 @@ from foundry.modeling.decoding import Answer
 from foundry.modeling.found_answers import Engine
 from foundry.publishing.exports import encode
 from tasks.answering import tokenise
+from tasks.entry import TaskEntry
 from tasks.examples import build_tokenize_function
 from tasks.predictions import PLAIN
 
@@ -210,9 +212,9 @@ class FamiliesTest(parameterized.TestCase):
         text, engine = "Bo <extra_id_0> ri<extra_id_1>li.", FixedEngine(1)
         list(answers_to([text, "Bo rili."], engine, tokenizer))
         wanted, plain = engine.read
-        task = PLAIN | {"inputs": {"": "text"}}
+        task = dataclasses.replace(PLAIN, inputs={"": "text"})
         self.assertEqual([number for number in wanted if number in sentinels], sentinels[:2])
-        plan = mock.Mock(tokenizer=tokenizer, entry={"max_source_length": 100})
+        plan = mock.Mock(tokenizer=tokenizer, entry=TaskEntry(max_source_length=100))
         rows = {"text": [text, "Bo rili."], "prediction": ["a", "b"]}
         doors = {
             "file, server and page": tokenise([text, "Bo rili."], plan),
@@ -222,7 +224,7 @@ class FamiliesTest(parameterized.TestCase):
         for door, found in doors.items():
             self.assertEqual([list(map(int, ids)) for ids in found], [wanted, plain], door)
         ends = wanted[:1] + wanted[1:4] if family in zoo.GEMMA else [*wanted[:3], 1]
-        plan.entry = {"max_source_length": 4}
+        plan.entry = TaskEntry(max_source_length=4)
         self.assertEqual(tokenise([text], plan), [ends])
 
     def test_mt5_goes_on_with_other_words(self):

@@ -1,6 +1,7 @@
 """Rewards: gradients against the sum over all answers, advantages by hand, answers by definition, wrong flags."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
 import json
@@ -30,6 +31,7 @@ from foundry.model_t5 import build_config, create_model, load_model
 from foundry.modeling.loss import compute_loss_in_forward
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.drawn_answers import answers_of_draws, uniform_numbers
+from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
 from tasks.row_source import tasks_of
 
@@ -308,7 +310,7 @@ class StepTest(parameterized.TestCase):
         accelerator = SimpleNamespace(reduce=lambda values, _: values, autocast=contextlib.nullcontext)
         trainer = SimpleNamespace(model=model, args=args, accelerator=accelerator, state=SimpleNamespace(global_step=0))
         trainer.compute_loss_context_manager = contextlib.nullcontext
-        entry = dict(inputs={"": "q"}, target="a", target_type="text", metrics=["exact_match"])
+        entry = TaskEntry(inputs={"": "q"}, target="a", metrics=["exact_match"])
         rows = [dict(q=f"question {n}", a="ab") for n in range(6)]
         feature = SimpleNamespace(method=method, entry=entry, tokenizer=ByT5Tokenizer(), train_rows=rows)
         feature.scorer = Reward("length", entry)
@@ -450,14 +452,14 @@ class ScoresTest(parameterized.TestCase):
         ("off", CLASS | DISTANCE, ["no", "yes"], [0.5, 1.0]),
         (
             "entry",
-            TEXT | dict(reward=lambda texts, _, rows: [len(text) + rows[0]["n"] for text in texts]),
+            TEXT | dict(further=dict(reward=lambda texts, _, rows: [len(text) + rows[0]["n"] for text in texts])),
             ["a", ""],
             [4, 3],
         ),
     )
     def test_rewards(self, text, entry, answers, wanted):
         row = dict(q="q", a="yes" if entry["target_type"] == "class" else "x y", n=3, long="one two three four")
-        found = Reward(text, entry)(answers, [row] * len(answers))
+        found = Reward(text, TaskEntry(**entry))(answers, [row] * len(answers))
         np.testing.assert_allclose(found, wanted, atol=1e-6)
 
     @parameterized.parameters(
@@ -473,10 +475,10 @@ class ScoresTest(parameterized.TestCase):
     )
     def test_what_scores_no_rows(self, text, entry, message):
         with self.assertRaisesRegex(UserError, message):
-            Reward(text, entry)
+            Reward(text, TaskEntry(**entry))
 
     def test_a_function_that_returns_too_few_numbers(self):
-        reward = Reward("entry", TEXT | dict(reward=lambda *_: [1.0]))
+        reward = Reward("entry", TaskEntry(**TEXT, further=dict(reward=lambda *_: [1.0])))
         with self.assertRaisesRegex(UserError, "returned 1.0 for 2 answers: return a finite number for each"):
             reward(["a", "b"], [dict(q="q", a="a")] * 2)
 
@@ -569,7 +571,9 @@ class FlagsTest(parameterized.TestCase):
     def test_a_function_of_an_entry_that_fails_shows_before_training(self):
         tasks, args = self.parsed("--reward rougeL")
         (task,) = tasks
-        task.entry = task.entry | dict(reward=lambda _p, _r, rows: [row["colour"] for row in rows])
+        task.entry = dataclasses.replace(
+            task.entry, further=dict(reward=lambda _p, _r, rows: [row["colour"] for row in rows])
+        )
         (feature,) = (feature for feature in args.features if hasattr(feature, "scorer"))
         feature.scorer = Reward("entry", task.entry)
         with contextlib.redirect_stdout(io.StringIO()), self.assertRaisesRegex(UserError, "KeyError: 'colour'"):

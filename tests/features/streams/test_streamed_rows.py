@@ -37,7 +37,9 @@ from foundry.corpora import reading
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import cell_text, read_rows
 from foundry.features import Features, features_of
+from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
+from tasks.named import find_entry
 from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
 from tasks.task import Task
@@ -208,7 +210,8 @@ class GlueTest(test_examples.TestCase):
         self.assertEqual(found, test_examples.TEXTS[name, "train"])
 
     def test_files_whose_lines_belong_together_are_not_streamed(self):
-        entry = test_examples.OwnTaskTest.ENTRY | dict(files=dict(train=dict(body="a.txt", rating="b.txt")))
+        files = dict(train=dict(body="a.txt", rating="b.txt"))
+        entry = TaskEntry.of("stars", test_examples.OwnTaskTest.ENTRY | dict(files=files))
         for name in "ab":
             (self.folder / f"{name}.txt").write_text("x\n")
         args = self.arguments("stars", data_dir=str(self.folder))
@@ -222,7 +225,7 @@ class RegistryTest(test_registry.TestCase):
     )
     def test_streamed_rows_are_the_same(self, group, name):
         files = str(self.write(test_registry.FILES[group, name]))
-        task = Task(name, DATASET_VALS[group][name], TaskArguments(group, name, data_dir=files))
+        task = Task(name, find_entry(group, name), TaskArguments(group, name, data_dir=files))
         rows = streamed_rows(task)
         found = [(source_text(task.entry, row), reference_texts(name, task.entry, row)) for row in rows]
         self.assertEqual(found, test_registry.TEXTS[group, name]["train"])

@@ -2,6 +2,7 @@
 place on without reading what came before. Then of both scripts with `--streaming`, up to killed runs."""
 
 import contextlib
+import dataclasses
 import gzip
 import io
 import itertools
@@ -40,6 +41,7 @@ from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.tokenizers import plain_encoder
 from foundry.corpora.word_encoder import flat
 from foundry.training.batching import padding_collator
+from tasks.named import find_entry
 from tasks.task import LoadedTask
 
 EXAMPLES = 1_500
@@ -780,7 +782,7 @@ class ScriptTest(parameterized.TestCase):
         lines = ["cară bună. stătea la masă", "dă " * 60]
         (self.folder / "a.txt").write_text("\n".join(lines * 30))
         lengths = dict(max_piece_length=90, max_source_length=24, max_target_length=24)
-        task = DATASET_VALS["text"]["restore_diacritics"] | lengths
+        task = dataclasses.replace(find_entry("text", "restore_diacritics"), **lengths)
         args = TaskArguments(train_file=str(self.folder / "a.txt"))
         training_args = FineTuningArguments(
             output_dir=str(self.folder / "out"), per_device_train_batch_size=8, max_steps=2, report_to="none"

@@ -11,11 +11,12 @@ from features.win_rates import WinRates
 from features.win_rates.rates import read_others, win_rates
 from foundry.common.errors import UserError
 from foundry.features import Features
+from tasks.entry import TaskEntry
 
 
 class WinRatesTest(absltest.TestCase):
     def test_win_rates(self):
-        entry = dict(target_type="text", metrics=["exact_match"])
+        entry = TaskEntry(target_type="text", metrics=["exact_match"])
         rows = [dict(task="pairs", split="validation", index=n, source="a", target="b") for n in range(4)]
         sides = []
         for answers, margins in (("bbcb", [1, 2, 3, 4]), ("cbbc", [0, 3, 3, -4])):
@@ -35,7 +36,7 @@ class WinRatesTest(absltest.TestCase):
         row = dict(task="pairs", split="validation", index=0, source="a", target="b", prediction="b")
         path = self.folder / "predictions.jsonl"
         path.write_text(json.dumps(row | {"prediction": "c"}) + "\n")
-        task = SimpleNamespace(entry=dict(target_type="text", metrics=["exact_match"]))
+        task = SimpleNamespace(entry=TaskEntry(target_type="text", metrics=["exact_match"]))
         job = SimpleNamespace(task=task, splits=["validation"], prefix=lambda split: f"eval_{split}")
         self.enterContext(mock.patch.object(evaluate_t5, "predict_split", return_value=([], {"eval_loss": 0.5})))
         self.enterContext(mock.patch.object(evaluate_t5, "write_predictions", return_value=[row]))
