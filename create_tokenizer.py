@@ -34,8 +34,8 @@ from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option, refuse
+from foundry.common.machine import run_script
 from foundry.common.paths import check_folder, is_free
-from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed

@@ -41,16 +41,11 @@ from foundry.arguments.training import T5TrainingArguments, decide_features
 from foundry.common.command_line import exit_on_user_error
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
+from foundry.common.machine import prepare_process, run_script
 from foundry.common.paths import check_output_dir
-from foundry.common.processes import (
-    check_alike,
-    finish_process_group,
-    is_first_process,
-    prepare_process,
-    print_once,
-    run_script,
-)
+from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary, json_line
+from foundry.common.terminal import print_once
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import features_of, task_features

@@ -34,8 +34,8 @@ from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, option
+from foundry.common.machine import prepare_process, run_script
 from foundry.common.paths import check_output_dir
-from foundry.common.processes import prepare_process, print_once, run_script
 from foundry.common.reports import (
     end_summary,
     human_bytes,
@@ -45,6 +45,7 @@ from foundry.common.reports import (
     start_summary,
     write_json,
 )
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
 from foundry.corpora.gaps import source_ids

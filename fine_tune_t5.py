@@ -37,7 +37,8 @@ from foundry.arguments.training import FineTuningArguments, settle_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
-from foundry.common.processes import prepare_process, print_once, run_script
+from foundry.common.machine import prepare_process, run_script
+from foundry.common.terminal import print_once
 from foundry.corpora.sources import tokenizer_for_pairs
 from foundry.corpora.tokenizers import check_saved, described_tokenizer, named_tokenizer
 from foundry.features import Features, features_of

@@ -25,7 +25,7 @@ from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.arguments.training import PreTrainingArguments, check_best_metric, settle_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
-from foundry.common.processes import prepare_process, run_script
+from foundry.common.machine import prepare_process, run_script
 from foundry.corpora.own_ids import has_ids, ids_offset
 from foundry.corpora.sources import find_corpora
 from foundry.corpora.tokenizers import named_tokenizer

@@ -40,12 +40,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
-from foundry.common.processes import (
-    has_accelerator,
-    made_apart,
-    prepare_process,
-    run_script,
-)
+from foundry.common.machine import has_accelerator, made_apart, prepare_process, run_script
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine

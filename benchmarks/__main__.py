@@ -42,8 +42,8 @@ from benchmarks.measure import TIME_IS_UP, full_name, rows_as_table
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
+from foundry.common.machine import bf16_units, run_script
 from foundry.common.paths import check_folder
-from foundry.common.processes import bf16_units, run_script
 from foundry.common.reports import aligned_cells, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
 

@@ -20,7 +20,7 @@ from transformers.utils import PaddingStrategy
 from benchmarks.measure import NotAvailableError, bare_tokenizer, compared, interleaved, timed
 from data_collator_t5 import T5DataCollator, noise_counts
 from foundry.arguments.text import PreTrainingDataArguments
-from foundry.common.processes import cores_here
+from foundry.common.machine import cores_here
 from foundry.common.reports import first_line
 from foundry.corpora.chunks import ChunkDataset
 from foundry.corpora.reading import read_documents

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.measure import TIME_IS_UP, NotAvailableError, recording
 from foundry.common.errors import UserError
-from foundry.common.processes import end_with_parent
+from foundry.common.machine import end_with_parent
 from foundry.common.reports import plain_json, read_json
 
 ROOT = Path(__file__).resolve().parent.parent

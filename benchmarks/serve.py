@@ -22,8 +22,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from features import BACKENDS, FORMATS
 from foundry.common.errors import UserError
-from foundry.common.processes import end_with_parent, say
+from foundry.common.machine import end_with_parent
 from foundry.common.reports import PROJECT, aligned_cells
+from foundry.common.terminal import say
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
 

@@ -31,7 +31,7 @@ from benchmarks.scripts import measure_apart
 from data_collator_t5 import T5DataCollator
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments, check_training
 from foundry.common.errors import UserError
-from foundry.common.processes import cores_here
+from foundry.common.machine import cores_here
 from foundry.corpora.chunks import ChunkDataset
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.generation_settings import set_generation_length

@@ -39,7 +39,8 @@ from constants import ATTENTION_IMPLEMENTATIONS, MODEL_SHAPES, T5_VOCAB_SIZE
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value
-from foundry.common.processes import available_memory, processes_here
+from foundry.common.machine import available_memory
+from foundry.common.ranks import processes_here
 from foundry.common.reports import human_bytes
 from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub

@@ -47,7 +47,8 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, SaveStrat
 from constants import PREEMPTED_EXIT_CODE
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
 from foundry.common.errors import StreamError, UserError
-from foundry.common.processes import finish_process_group, print_once
+from foundry.common.ranks import finish_process_group
+from foundry.common.terminal import print_once
 from foundry.model_t5 import use_one_embedding_module
 from foundry.modeling.families import family_of
 from foundry.modeling.found_answers import AnswerFinder

@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from foundry.common.processes import check_alike, finish_process_group, is_first_process
+from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.report.preview import Sample, print_preview

@@ -15,7 +15,7 @@ from foundry.arguments.training import T5TrainingArguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import refuse_links
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.common.words import comma_words
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer

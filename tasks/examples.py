@@ -18,7 +18,7 @@ from transformers.trainer_utils import EvalPrediction
 from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import decoded, encode_targets

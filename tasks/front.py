@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
-from foundry.common.processes import world_size
+from foundry.common.ranks import world_size
 from foundry.features import Feature, features_of
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, check_limits, refuse
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.corpora.chunks import ChunkDataset, EpochSampler, OrderedRows, numbers_of, shares
 from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised

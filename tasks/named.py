@@ -8,8 +8,8 @@ from constants import DATASET_VALS
 from foundry.arguments.task import BUILTIN_TASK, HUB_PAIRS, LENGTHS, OWN, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, refuse
+from foundry.common.machine import use_threads_to_tokenise
 from foundry.common.paths import check_folder
-from foundry.common.processes import use_threads_to_tokenise
 from foundry.common.words import comma_words, did_you_mean
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_kind, expand_files
 from tasks.entry import TaskEntry

@@ -17,7 +17,7 @@ from foundry.arguments.task import OWN, PAIR_SHAPES, SHAPES, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
 from foundry.common.paths import home_path
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.common.words import comma_words, listed
 from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expand_files
 from foundry.corpora.reading import first_line_fields

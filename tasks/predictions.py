@@ -18,8 +18,8 @@ from typing import Any
 from foundry.arguments.task import OWN
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder
-from foundry.common.processes import print_once, visible
 from foundry.common.reports import json_line, read_json, write_json
+from foundry.common.terminal import print_once, visible
 from foundry.corpora.files import (
     COMPRESSIONS,
     ROW_SUFFIXES,

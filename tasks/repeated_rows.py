@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from foundry.common.processes import visible
+from foundry.common.terminal import visible
 from foundry.report.lengths import percent
 from tasks.registry import reference_texts
 

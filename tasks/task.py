@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import say_once
 from foundry.corpora.gaps import GAP

@@ -14,8 +14,8 @@ from constants import DATASET_VALS, TASK_RECORD
 from foundry.arguments.task import LENGTHS, OWN, TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
-from foundry.common.processes import print_once
 from foundry.common.reports import is_of, record_json
+from foundry.common.terminal import print_once
 from foundry.common.words import comma_words
 from foundry.corpora.files import compressed
 from foundry.corpora.reading import as_list

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from foundry.common.processes import say
+from foundry.common.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 FORK = multiprocessing.get_context("fork")
@@ -37,7 +37,7 @@ def _work(script: str, flags: list[str], threads: int, log: Path | None) -> None
     go."""
     import torch
 
-    from foundry.common.processes import prepare_process, run_script
+    from foundry.common.machine import prepare_process, run_script
 
     if threads:
         torch.set_num_threads(threads)
@@ -139,6 +139,6 @@ next:
 
 
 if __name__ == "__main__":
-    from foundry.common.processes import run_script
+    from foundry.common.machine import run_script
 
     run_script(main)

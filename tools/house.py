@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from foundry.common.processes import say
+from foundry.common.terminal import say
 
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ("foundry", "tasks")

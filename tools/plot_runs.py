@@ -28,8 +28,9 @@ if not __package__:  # started by its path: Python then looks beside this file a
 from foundry.common.curves import check_picture, draw_curves, eval_loss_key, eval_metrics
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
-from foundry.common.processes import run_script, say
+from foundry.common.machine import run_script
 from foundry.common.reports import aligned_cells, human_time, read_json, read_metrics, with_floats
+from foundry.common.terminal import say
 from foundry.common.words import mean_and_deviation
 from foundry.training.rows_read import tokens_at
 

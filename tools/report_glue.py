@@ -27,9 +27,10 @@ from constants import DATASET_VALS
 from foundry.common.command_line import exit_on_user_error
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
+from foundry.common.machine import run_script
 from foundry.common.paths import check_folder, refuse_links
-from foundry.common.processes import run_script, say
 from foundry.common.reports import end_summary, first_line, read_json, write_aside, write_json
+from foundry.common.terminal import say
 from foundry.common.words import mean_and_deviation
 from tasks.named import find_entry
 from tasks.registry import value_of_text

@@ -39,10 +39,11 @@ from constants import PREEMPTED_EXIT_CODE
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
+from foundry.common.machine import run_script
 from foundry.common.paths import check_folder, is_free, refuse_links
-from foundry.common.processes import print_once, run_script, say
 from foundry.common.reports import aligned_cells, read_metrics, start_summary
 from foundry.common.secrets import is_secret, without_secrets
+from foundry.common.terminal import print_once, say
 from tools.sweep_file import WITH_WANDB, Sweep, next_cell, read_sweep, suggest, values_of
 
 if TYPE_CHECKING:

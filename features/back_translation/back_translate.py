@@ -29,8 +29,9 @@ if not __package__:  # started by its path: Python then looks beside this file a
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
+from foundry.common.machine import run_command, run_script
 from foundry.common.paths import check_folder
-from foundry.common.processes import run_command, run_script, world_size
+from foundry.common.ranks import world_size
 from foundry.common.reports import PROJECT, end_summary, plain_json, read_json, write_aside, write_json
 from foundry.common.words import listed
 

@@ -18,8 +18,8 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from constants import IGNORE_INDEX
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import read_json
+from foundry.common.terminal import print_once
 from foundry.corpora.reading import as_list
 from foundry.modeling.decoding import Answer, Source
 from foundry.modeling.families import family_of, shape_of

@@ -23,9 +23,11 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
+from foundry.common.machine import has_accelerator
 from foundry.common.paths import check_output_dir, refuse_links
-from foundry.common.processes import check_alike, finish_process_group, has_accelerator, is_first_process, print_once
+from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
+from foundry.common.terminal import print_once
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer

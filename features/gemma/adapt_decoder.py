@@ -23,8 +23,8 @@ if not __package__:  # started by its path: Python then looks beside this file a
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
+from foundry.common.machine import run_script
 from foundry.common.paths import check_output_dir
-from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, human_count, write_json
 from foundry.common.whole_folders import made_aside
 

@@ -13,8 +13,9 @@ from huggingface_hub.errors import HTTPError  # the base of the errors of its HT
 from features import FORMATS
 from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
-from foundry.common.processes import in_background, print_once
+from foundry.common.machine import in_background
 from foundry.common.reports import read_json
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import MANIFEST, TEXTS
 from foundry.publishing.file_names import COMPARISON, CONFIGURATIONS, MODEL, POOLING, TOKENIZER, named_files
 

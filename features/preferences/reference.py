@@ -19,7 +19,7 @@ from constants import IGNORE_INDEX
 from features.preferences import PREFERENCE_METRICS, AnswerMeasures
 from features.preferences.losses import OF_PREFERENCE, SUMS, Preference, preference_metrics
 from foundry.arguments.training import FineTuningArguments
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import cached, difference
 from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.model_t5 import weights_digest

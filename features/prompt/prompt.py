@@ -7,7 +7,7 @@ from accelerate.utils import set_seed
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import find_sentinel_ids
-from foundry.common.processes import say
+from foundry.common.terminal import say
 from foundry.corpora.gaps import GAP, source_ids
 from foundry.corpora.tokenizers import decoded
 from foundry.modeling.decoding import Source

@@ -23,8 +23,8 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
+from foundry.common.machine import run_script
 from foundry.common.paths import check_folder
-from foundry.common.processes import run_script
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> dict[str, int]:
     # After the flags were read: --help and mistakes need no torch.
     from accelerate import PartialState
 
-    from foundry.common.processes import has_accelerator
+    from foundry.common.machine import has_accelerator
     from foundry.corpora.files import check_file
     from foundry.corpora.reading import read_rows
     from tasks.predictions import AnswerFile

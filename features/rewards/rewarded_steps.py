@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, TrainerState, TrainingArguments
 
 from constants import IGNORE_INDEX
 from features.rewards.methods import SUMS, Method
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.model_t5 import is_adapted, weights_digest
 from foundry.report.lengths import percent
 from foundry.runs.samples import SampleSections

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
-from foundry.common.processes import made_apart
+from foundry.common.machine import made_apart
 from tasks.front import Front
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send

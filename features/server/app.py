@@ -40,8 +40,8 @@ from features.server.completions import (
 )
 from features.server.waiting_texts import ENDS, Counters, TextBatches, WaitingText
 from foundry.common.errors import UserError
-from foundry.common.processes import say
 from foundry.common.reports import end_summary, start_summary
+from foundry.common.terminal import say
 from foundry.modeling.found_answers import Engine
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_generate, rows_to_score

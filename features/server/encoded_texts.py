@@ -21,7 +21,7 @@ from features.server.app import Service, run
 from features.server.completions import Fields, bad, longest_of, values_of
 from features.server.waiting_texts import Counters, TextBatches, WaitingText
 from foundry.common.errors import UserError
-from foundry.common.processes import made_apart
+from foundry.common.machine import made_apart
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_score
 from tasks.model_folders import LoadedEncoder

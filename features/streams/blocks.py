@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from foundry.common.digests import HASHED_BYTES, PIECE_BYTES, check_unchanged, contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
-from foundry.common.processes import say
+from foundry.common.terminal import say
 from foundry.corpora.files import COMPRESSIONS, data_kind, is_plain_text
 from foundry.corpora.hub import DataFiles, contents_of, load_dataset_splits, saved_files
 from foundry.corpora.own_ids import ArrayDocuments

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
-from foundry.common.processes import made_apart
+from foundry.common.machine import made_apart
 from tasks.front import Front
 
 

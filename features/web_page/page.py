@@ -17,8 +17,9 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from foundry.common.processes import say, user_cache
+from foundry.common.paths import user_cache
 from foundry.common.reports import start_summary
+from foundry.common.terminal import say
 from foundry.corpora.gaps import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.modeling.found_answers import Engine

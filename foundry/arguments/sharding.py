@@ -12,8 +12,9 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from constants import NOT_UNDER_FSDP, NOT_UNDER_ZERO
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once, world_size
+from foundry.common.ranks import world_size
 from foundry.common.reports import record_json
+from foundry.common.terminal import print_once
 
 _EXAMPLE = "zero_stage2_config.json"
 # {key in DeepSpeed's file: the flag that means the same}; functions below read the sections optimizer and scheduler

@@ -7,7 +7,7 @@ from constants import DATASET_VALS
 from foundry.arguments.text import LONGEST, MOST_PROCESSES
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, option
-from foundry.common.processes import cores_here
+from foundry.common.machine import cores_here
 from foundry.common.words import comma_words, did_you_mean
 from foundry.features import task_features
 

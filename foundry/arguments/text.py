@@ -6,8 +6,8 @@ from constants import BUILTIN_CORPUS, DENOISERS, OBJECTIVES
 from features import PACKINGS
 from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
+from foundry.common.machine import cores_here, use_threads_to_tokenise
 from foundry.common.paths import check_folder
-from foundry.common.processes import cores_here, use_threads_to_tokenise
 from foundry.corpora.files import COMPRESSIONS, TEXT_SUFFIXES, split_weights
 from foundry.corpora.own_ids import corpus_files
 

@@ -28,17 +28,16 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import LONGEST, MOST_PROCESSES, PreTrainingDataArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_limits, check_rules, check_value, option, refuse
-from foundry.common.processes import (
+from foundry.common.machine import (
     announce_deepspeed_build,
     check_open_files,
-    first_of_node_first,
     has_accelerator,
-    has_rank,
     lacks_compiler,
-    print_once,
     triton_lacks,
 )
+from foundry.common.ranks import first_of_node_first, has_rank
 from foundry.common.secrets import is_secret
+from foundry.common.terminal import print_once
 from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
 from foundry.modeling.learning import Learning

@@ -29,23 +29,12 @@ from typing import Any, NoReturn, get_type_hints
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, check_limits, check_value, flag_limits
 from foundry.common.help import ALL, HelpFormatter, chosen, flag_help
-from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path
-from foundry.common.processes import (
-    RED,
-    Painted,
-    cores_here,
-    is_first_of_its_node,
-    is_first_process,
-    one_line,
-    outlive_streams,
-    print_once,
-    say,
-    switch_off_telemetry,
-    user_cache,
-    world_size,
-)
+from foundry.common.machine import cores_here, switch_off_telemetry
+from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path, user_cache
+from foundry.common.ranks import is_first_of_its_node, is_first_process, world_size
 from foundry.common.reports import PROJECT, plain_json, read_json, write_json
 from foundry.common.secrets import without_secrets
+from foundry.common.terminal import RED, Painted, one_line, outlive_streams, print_once, say
 from foundry.common.yaml_files import read_yaml
 
 SPELLINGS = ({"task"}, {"benchmark", "dataset_name"})  # spellings of one choice: the command line's replaces a recipe's

@@ -20,8 +20,8 @@ from pathlib import Path
 from threading import Event
 
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes, record_json
+from foundry.common.terminal import print_once
 
 DIGESTS = "digests.json"
 READ_AT_ONCE = 8  # files whose contents are hashed side by side

@@ -110,3 +110,13 @@ def _check_model_folder(name: str, text: str) -> None:
     siblings = [path.parent.name for path in home_path(text).parent.glob("*/run.json")]
     if text.startswith(("/", ".", "~")) or text.count("/") > 1 or text[-1] == "/" or siblings:
         raise UserError(f"--{name} {text}: no such folder{did_you_mean(Path(text).name, siblings)}")
+
+
+def user_cache(name: str) -> Path:
+    """A folder of this project in the user's cache, which other users cannot open. A folder in the system's temporary
+    directory could be another user's, who would choose what is read or run from there."""
+    top = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "t5_foundry"  # noqa: PTH111
+    with contextlib.suppress(OSError):  # a read-only home: whoever writes there says so
+        top.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (top / name).mkdir(mode=0o700, exist_ok=True)
+    return top / name

@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from constants import VERSION
 from foundry.common.errors import UserError
-from foundry.common.processes import BOLD, Painted, cores_here, is_first_process, one_line, print_once, say
+from foundry.common.machine import cores_here
+from foundry.common.ranks import is_first_process
 from foundry.common.secrets import is_secret
+from foundry.common.terminal import BOLD, Painted, one_line, print_once, say
 
 if TYPE_CHECKING:
     import torch

@@ -23,8 +23,9 @@ from safetensors import SafetensorError, safe_open
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
 from foundry.common.paths import check_folder, is_free
-from foundry.common.processes import is_first_process, print_once
+from foundry.common.ranks import is_first_process
 from foundry.common.reports import check_records, elsewhere, first_line, record_json, write_aside
+from foundry.common.terminal import print_once
 
 MANIFEST = "manifest.json"
 FREE_SPACE = "Free some space, or name a folder on another disk."

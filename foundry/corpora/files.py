@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
 from foundry.common.paths import home_path
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
 ROW_SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")

@@ -16,9 +16,10 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from constants import DATASET_VALS
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
+from foundry.common.machine import is_answered
 from foundry.common.paths import check_folder
-from foundry.common.processes import is_answered, print_once
 from foundry.common.reports import elsewhere, first_line, read_json, record_bytes
+from foundry.common.terminal import print_once
 from foundry.common.words import listed
 from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora.files import SAVED_BY_DATASETS, TEXT_SUFFIXES, FoundFiles, check_contents, data_suffix, say_once

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from constants import BUILTIN_CORPUS
 from foundry.common.digests import check_unchanged, contents_digest, kept_digests, stamp
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import human_bytes
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import data_kind, is_plain_text, split_weights
 from foundry.corpora.hub import DataFiles, contents_of, load_dataset_splits, saved_files

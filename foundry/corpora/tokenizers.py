@@ -26,7 +26,7 @@ from transformers.utils import cached_file
 from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 from foundry.common.errors import UserError
-from foundry.common.processes import in_background, print_once
+from foundry.common.machine import in_background
 from foundry.common.reports import (
     check_records,
     first_line,
@@ -36,6 +36,7 @@ from foundry.common.reports import (
     record_json,
     write_json,
 )
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import temporary_folder
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub

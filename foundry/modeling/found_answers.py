@@ -19,7 +19,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from constants import IGNORE_INDEX
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.modeling.decoding import Answer, Search, Source, answers, drawn, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import Layers
 from foundry.modeling.generation_settings import NEUTRAL, deciding_settings

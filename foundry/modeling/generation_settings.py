@@ -9,8 +9,8 @@ from transformers import GenerationConfig, PreTrainedModel, T5Config, T5ForCondi
 
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import first_line
+from foundry.common.terminal import print_once
 
 MOST_BEAMS = 1000
 # Settings that are removed: `generate` no longer supports them, or only with others, or they depend on the machine's

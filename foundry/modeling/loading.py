@@ -15,8 +15,8 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGH
 
 from constants import CODE_ENTRIES
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import check_records, code_of_pickle, difference_of_names, elsewhere, first_line, read_json
+from foundry.common.terminal import print_once
 from foundry.corpora.files import refuse_pointers
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.modeling.weights import adapters

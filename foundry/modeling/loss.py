@@ -26,7 +26,7 @@ from torch._inductor.codecache import cache_dir, get_lock_dir
 from transformers.utils import ModelOutput
 
 from constants import IGNORE_INDEX
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.modeling.families import family_of, output_head
 from foundry.modeling.onednn import multiplied, weight_gradient
 

@@ -8,7 +8,7 @@ Legend of shapes: S source length, T target length.
 import torch
 from transformers import PreTrainedConfig
 
-from foundry.common.processes import available_memory
+from foundry.common.machine import available_memory
 from foundry.modeling.families import family_of, shape_of
 
 LARGEST_TENSOR = 2**28  # numbers, 1 GiB in float32; two or three such tensors exist at a time

@@ -6,8 +6,8 @@ from pathlib import Path
 from foundry.arguments.task import TaskArguments, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits
-from foundry.common.processes import print_once
 from foundry.common.reports import is_of, read_json, read_metrics
+from foundry.common.terminal import print_once
 
 # Types of what is read of run.json, beside the flags of tasks.
 _SHAPE = dict.fromkeys(("arguments", "versions", "git", "hardware", "examples"), dict)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from foundry.common.processes import visible
+from foundry.common.terminal import visible
 from foundry.report.lengths import percent
 
 FAR = 1.4  # times the tokens per byte of the other files: novels of four centuries differ by 1.2

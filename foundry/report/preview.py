@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import is_byte_level
-from foundry.common.processes import BOLD, Painted, print_once, visible
 from foundry.common.reports import WIDTH
+from foundry.common.terminal import BOLD, Painted, print_once, visible
 from foundry.corpora.own_ids import is_blank
 from foundry.corpora.tokenizers import plain_encoder
 from foundry.report.lengths import described_lengths, evenly

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from foundry.common.processes import visible
+from foundry.common.terminal import visible
 from foundry.corpora.own_ids import ids_offset
 from foundry.report.lengths import percent
 

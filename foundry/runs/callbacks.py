@@ -30,7 +30,6 @@ from transformers import (
 )
 
 from foundry.arguments.training import best_metric_key
-from foundry.common.processes import one_line
 from foundry.common.reports import (
     SHORT_NAMES,
     human_time,
@@ -42,6 +41,7 @@ from foundry.common.reports import (
     was_evaluated,
     write_aside,
 )
+from foundry.common.terminal import one_line
 from foundry.training.run_callback import RunCallback
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from foundry.arguments.training import T5TrainingArguments, decide_features
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.paths import check_output_dir, refuse_links
-from foundry.common.processes import check_alike, finish_process_group, is_first_process
+from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.corpora.trained_text import earlier_run

@@ -24,7 +24,8 @@ from foundry.arguments.sharding import wants_fsdp, zero_stage
 from foundry.arguments.training import GPUS, T5TrainingArguments, check_warmup
 from foundry.common.errors import UserError
 from foundry.common.flags import MOST
-from foundry.common.processes import available_memory, cores_of_a_process, processes_here
+from foundry.common.machine import available_memory, cores_of_a_process
+from foundry.common.ranks import processes_here
 from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted
 from foundry.modeling.families import shape_of

@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from foundry.arguments.sharding import wants_fsdp
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
 from foundry.common.errors import UserError
-from foundry.common.processes import finish_process_group, is_first_process, print_once
+from foundry.common.ranks import finish_process_group, is_first_process
 from foundry.common.reports import (
     end_summary,
     first_line,
@@ -29,6 +29,7 @@ from foundry.common.reports import (
     start_summary,
     write_json,
 )
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of

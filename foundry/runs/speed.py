@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, T5Config
 
 from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
-from foundry.common.processes import bf16_units, lacks_compiler, triton_lacks
+from foundry.common.machine import bf16_units, lacks_compiler, triton_lacks
 from foundry.model_t5 import flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.forms import FORMS

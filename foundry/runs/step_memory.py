@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from foundry.common.processes import processes_here
+from foundry.common.ranks import processes_here
 from foundry.common.reports import first_line, human_bytes
 from foundry.common.words import listed
 from foundry.model_t5 import dropout_of, set_dropout

@@ -36,8 +36,9 @@ from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
+from foundry.common.machine import is_answered
 from foundry.common.paths import check_folder
-from foundry.common.processes import is_answered, is_first_process, print_once
+from foundry.common.ranks import is_first_process
 from foundry.common.reports import (
     markdown_table,
     plain_json,
@@ -47,6 +48,7 @@ from foundry.common.reports import (
     tracked_name,
     write_json,
 )
+from foundry.common.terminal import print_once
 from foundry.runs.callbacks import metrics_until
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,8 @@ from transformers.trainer_utils import SaveStrategy
 
 from foundry.arguments.training import global_batch_size
 from foundry.common.errors import StreamError, UserError
-from foundry.common.processes import finish_process_group, is_first_process, say
+from foundry.common.ranks import finish_process_group, is_first_process
+from foundry.common.terminal import say
 from foundry.corpora.chunks import RowSampler
 from foundry.training.row_order import worker_has_ended
 

@@ -31,9 +31,10 @@ from foundry.arguments.text import CORRUPTION_FLAGS
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, warmup_of
 from foundry.common.errors import UserError
 from foundry.common.paths import LOCK, NOT_RESUMED, RESUME_NEWEST, check_folder, is_free, refuse_links
-from foundry.common.processes import check_alike, is_first_process, print_once
+from foundry.common.ranks import check_alike, is_first_process
 from foundry.common.reports import code_of_pickle, first_line, read_json, record_json
 from foundry.common.secrets import is_secret
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import (
     MANIFEST,
     SAVING,

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainerState
 
 from foundry.arguments.training import T5TrainingArguments, best_metric_key
-from foundry.common.processes import print_once
+from foundry.common.terminal import print_once
 from foundry.modeling.layers import checkpoint_blocks_only
 from foundry.training.run_callback import RunCallback
 

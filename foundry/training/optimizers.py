@@ -12,7 +12,8 @@ from transformers.optimization import Adafactor
 
 from foundry.arguments.training import BY_METRIC
 from foundry.common.errors import UserError
-from foundry.common.processes import bf16_units, print_once
+from foundry.common.machine import bf16_units
+from foundry.common.terminal import print_once
 from foundry.modeling.families import output_head
 
 DECAYING = ("cosine", "linear")  # to their floor, at the end of the run

@@ -17,8 +17,9 @@ from filelock import FileLock, Timeout
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.paths import LOCK
-from foundry.common.processes import is_first_process, lonely_task, print_once
+from foundry.common.ranks import is_first_process, lonely_task
 from foundry.common.reports import record_json
+from foundry.common.terminal import print_once
 
 _held: dict[Path, FileLock] = {}  # {folder: its lock}
 

@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from constants import PREEMPTED_EXIT_CODE
-from foundry.common.processes import print_once, say
+from foundry.common.terminal import print_once, say
 from foundry.common.whole_folders import checkpoints_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)

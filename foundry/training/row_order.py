@@ -24,8 +24,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from foundry.arguments.training import T5TrainingArguments, global_batch_size
-from foundry.common.processes import say
 from foundry.common.reports import read_json
+from foundry.common.terminal import say
 from foundry.corpora.chunks import EpochSampler, OrderedRows, RowSampler, row_lengths
 from foundry.modeling.learning import Learning
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator

@@ -15,8 +15,8 @@ from transformers.trainer_callback import ExportableState
 from constants import TASK_RECORD
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
-from foundry.common.processes import print_once
 from foundry.common.reports import difference_of_names, write_json
+from foundry.common.terminal import print_once
 from foundry.common.whole_folders import (
     SAVING,
     checkpoints_of,

@@ -45,7 +45,7 @@ for constants in (huggingface_hub.constants, datasets.config):
     importlib.reload(constants)
 huggingface_hub.hf_api.api.endpoint = hub.url
 import fine_tune_t5, pre_train_t5
-from foundry.common.processes import is_answered
+from foundry.common.machine import is_answered
 from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.reading import read_any_rows
 

@@ -241,7 +241,7 @@ class LauncherTest(parameterized.TestCase):
         """Tokenising for half an hour ended all ranks."""
         program = (
             "import datetime, time, torch.distributed as dist\n"
-            "from foundry.common.processes import first_of_node_first\n"
+            "from foundry.common.ranks import first_of_node_first\n"
             "dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=0.5))\n"
             "with first_of_node_first():\n    time.sleep(1.5 * (dist.get_rank() == 0))\n    print('worked')\n"
             "dist.destroy_process_group()"

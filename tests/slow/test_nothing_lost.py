@@ -148,7 +148,7 @@ class TokenisingTest(TestCase):
     WAITS = """
 import os, pathlib, sys, time
 import fine_tune_t5
-from foundry.common.processes import run_script
+from foundry.common.machine import run_script
 from tasks import examples
 def tokenise(rows):
     pathlib.Path(sys.argv[1], str(os.getpid())).touch()

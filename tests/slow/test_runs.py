@@ -32,7 +32,7 @@ SCRIPTS += ["tools.plot_runs", "tools.report_glue", "tools.sweep_t5", "benchmark
 class RunScriptTest(parameterized.TestCase):
     @parameterized.parameters("1", "2")
     def test_ctrl_c_is_no_traceback(self, processes):
-        program = "from foundry.common.processes import run_script\ndef main():\n    raise KeyboardInterrupt\n"
+        program = "from foundry.common.machine import run_script\ndef main():\n    raise KeyboardInterrupt\n"
         program += "run_script(main)"
         environment = os.environ | {"WORLD_SIZE": processes, "PYTHONPATH": str(ROOT)}
         found = subprocess.run(
@@ -56,7 +56,7 @@ class RunScriptTest(parameterized.TestCase):
     @parameterized.product(processes=("1", "2"), code=(0, 75))
     def test_exit_code_output_and_exit_handlers(self, processes, code):
         program = (
-            "import atexit, sys; from foundry.common.processes import run_script; atexit.register(print, 'handler');\n"
+            "import atexit, sys; from foundry.common.machine import run_script; atexit.register(print, 'handler');\n"
             "def main():\n    print('done', end=' ')\n    sys.exit(int(sys.argv[1])) if sys.argv[1] != '0' else None\n"
             "run_script(main)"
         )
@@ -66,7 +66,7 @@ class RunScriptTest(parameterized.TestCase):
         self.assertEqual((found.returncode, found.stdout), (code, "done handler\n"), found.stderr)
 
     def test_an_umlaut_in_an_ascii_log(self):
-        program = "from foundry.common.processes import run_script\nrun_script(lambda: print('out/\\u00fc'))"
+        program = "from foundry.common.machine import run_script\nrun_script(lambda: print('out/\\u00fc'))"
         environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=100)
         self.assertEqual((done.returncode, done.stdout), (0, b"out/\\xfc\n"), done.stderr)

@@ -42,7 +42,7 @@ from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import PreTrainingArguments, check_training, global_batch_size
 from foundry.common.errors import UserError
-from foundry.common.processes import finish_process_group
+from foundry.common.ranks import finish_process_group
 from foundry.common.reports import read_metrics
 from foundry.common.whole_folders import checkpoints_of
 from foundry.corpora.chunks import ChunkDataset

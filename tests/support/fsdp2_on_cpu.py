@@ -16,7 +16,7 @@ from accelerate.utils import DistributedType
 
 import fine_tune_t5
 import pre_train_t5
-from foundry.common.processes import run_script
+from foundry.common.machine import run_script
 
 _as_accelerate_has_it = accelerate.state.AcceleratorState.__init__
 

@@ -67,10 +67,10 @@ INSIDES = [
     # --help shows one spelling of a flag; until argparse can hide an alias
     (["foundry/common/help"], ["_format_action_invocation"], "of argparse"),
     # names the lock for which torch waits silently; until torch ends or reports that wait
-    (["foundry/common/processes"], ["_get_build_directory"], "of torch"),
+    (["foundry/common/machine"], ["_get_build_directory"], "of torch"),
     # several ranks end with their exit code although threads of their libraries still run; until no library leaves such
     # threads
-    (["foundry/common/processes"], ["_run_exitfuncs"], "of atexit"),
+    (["foundry/common/machine"], ["_run_exitfuncs"], "of atexit"),
     # asks whether a repository has a file; the public way raises for a missing file as for a broken connection; until
     # cached_file tells them apart
     (["foundry/corpora/tokenizers"], ["_raise_exceptions_for_missing_entries"], "of transformers' `cached_file`"),
@@ -124,7 +124,7 @@ INSIDES = [
     # whether something else gathers or changes a layer's weights, as ZeRO-3 does; torch has no public question
     (["foundry/modeling/recomputed"], ["_forward_pre_hooks", "_forward_hooks"], "of a layer"),
     # whether bfloat16 is quick on this CPU; until torch 2.13 is the oldest that we support: torch.cpu.get_capabilities
-    (["foundry/common/processes"], ["_is_amx_tile_supported", "_is_avx512_bf16_supported"], "of torch.cpu"),
+    (["foundry/common/machine"], ["_is_amx_tile_supported", "_is_avx512_bf16_supported"], "of torch.cpu"),
     # a second train() makes a new schedule; until create_scheduler becomes a hook that returns a schedule
     (["foundry/trainer_t5"], ["_created_lr_scheduler"], "of Trainer"),
     # generation options given to evaluate() and predict(); until Trainer passes them to prediction_step

@@ -35,12 +35,14 @@ from foundry.arguments.training import (
     check_training,
     has_bf16,
 )
-from foundry.common import command_line, processes
+from foundry.common import command_line, machine
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_limits, option, refuse
+from foundry.common.machine import is_answered
 from foundry.common.paths import RESUME_NEWEST
-from foundry.common.processes import is_answered, is_first_process, print_once
+from foundry.common.ranks import is_first_process
+from foundry.common.terminal import print_once
 from foundry.corpora.files import data_suffix, expand_files
 from foundry.model_t5 import parse_overrides
 from tasks.named import check_tasks, find_entry
@@ -813,7 +815,7 @@ class ProcessTest(TestCase):
             raise UserError
 
     def test_devices(self):
-        self.assertEqual(processes.has_accelerator(), torch.accelerator.is_available())
+        self.assertEqual(machine.has_accelerator(), torch.accelerator.is_available())
 
 
 class EveryFlagIsUsedTest(absltest.TestCase):

@@ -9,8 +9,9 @@ from absl.testing import absltest, parameterized
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value, flag_limits
+from foundry.common.machine import check_open_files
 from foundry.common.paths import check_folder
-from foundry.common.processes import check_open_files, lonely_task
+from foundry.common.ranks import lonely_task
 from foundry.corpora.files import expand_files
 from foundry.model_t5 import parse_overrides
 from tasks.entry import TaskEntry

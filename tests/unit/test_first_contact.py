@@ -27,13 +27,13 @@ from benchmarks import __main__ as benchmark_t5
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments, split_task
 from foundry.arguments.training import FineTuningArguments
-from foundry.common import processes
+from foundry.common import machine
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.curves import LINES, draw_curves, save_figure
 from foundry.common.errors import UserError
 from foundry.common.help import introduction
-from foundry.common.processes import RED, Painted, print_once, say, show_libraries_messages_visibly
 from foundry.common.reports import WIDTH, aligned_cells, start_summary
+from foundry.common.terminal import RED, Painted, print_once, say, show_libraries_messages_visibly
 from foundry.runs.callbacks import T5ProgressCallback
 from tasks.mixture import Tasks
 from tasks.named import check_tasks, find_entry
@@ -246,8 +246,8 @@ class PrintedTest(parameterized.TestCase):
 
 class MachineTest(parameterized.TestCase):
     def test_a_mac_trains_on_its_cpu_without_a_flag(self):
-        processes.has_accelerator.cache_clear()
-        self.addCleanup(processes.has_accelerator.cache_clear)
+        machine.has_accelerator.cache_clear()
+        self.addCleanup(machine.has_accelerator.cache_clear)
         there = mock.patch("torch.accelerator.is_available", return_value=True)
         apple = mock.patch("torch.backends.mps.is_available", return_value=True)
         out = io.StringIO()

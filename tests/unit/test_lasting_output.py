@@ -14,7 +14,7 @@ import constants
 ROOT = Path(constants.__file__).parent
 SCRIPT = """
 import sys
-from foundry.common.processes import run_script
+from foundry.common.machine import run_script
 def main():
     print("first ü\\u2028", flush=True)
     sys.stderr.write("told\\n")

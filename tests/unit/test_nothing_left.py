@@ -10,7 +10,7 @@ from absl.testing import absltest
 from transformers import Seq2SeqTrainingArguments
 
 from foundry.arguments.training import T5TrainingArguments
-from foundry.common import processes
+from foundry.common import machine
 
 
 def printed(act, *args) -> str:
@@ -23,9 +23,9 @@ class AnswersTest(absltest.TestCase):
     def test_a_server_that_accepts_and_never_answers(self):
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
-            mock.patch.object(processes, "ANSWER_SECONDS", 0.2),
+            mock.patch.object(machine, "ANSWER_SECONDS", 0.2),
         ):
-            self.assertFalse(processes.is_answered(f"http://127.0.0.1:{server.getsockname()[1]}"))
+            self.assertFalse(machine.is_answered(f"http://127.0.0.1:{server.getsockname()[1]}"))
 
 
 class LauncherTest(absltest.TestCase):
@@ -51,10 +51,10 @@ class DeepSpeedBuildTest(absltest.TestCase):
         self.enterContext(mock.patch.dict(os.environ, TORCH_EXTENSIONS_DIR=str(self.folder)))
         built = self.folder / "deepspeed_shm_comm"
         built.mkdir()
-        self.assertIn(f"compiles its C++ part for CPUs in {built}", printed(processes.announce_deepspeed_build))
+        self.assertIn(f"compiles its C++ part for CPUs in {built}", printed(machine.announce_deepspeed_build))
         (built / "lock").touch()
-        said = printed(processes.announce_deepspeed_build)
+        said = printed(machine.announce_deepspeed_build)
         self.assertIn(f"waiting until {built}/lock is gone: another program compiles there. If none does", said)
         (built / "lock").unlink()
         (built / "deepspeed_shm_comm.so").touch()
-        self.assertEqual(printed(processes.announce_deepspeed_build), "")
+        self.assertEqual(printed(machine.announce_deepspeed_build), "")

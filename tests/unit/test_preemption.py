@@ -41,7 +41,7 @@ class CommandTest(parameterized.TestCase):
         script += f"    pathlib.Path({str(saved)!r}).touch()\n    sys.exit(75)\n"
         script += "signal.signal(signal.SIGTERM, save)\nsignal.signal(signal.SIGINT, save)\n"
         script += "print('trains', flush=True)\nsignal.pause()"
-        starting = f"from foundry.common.processes import run_command as r; r([{sys.executable!r}, '-c', {script!r}])"
+        starting = f"from foundry.common.machine import run_command as r; r([{sys.executable!r}, '-c', {script!r}])"
         options = dict(stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True)
         with subprocess.Popen([sys.executable, "-c", starting], **options) as process:
             self.assertEqual(process.stdout.readline(), "trains\n")

@@ -28,7 +28,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.processes import visible
+from foundry.common.terminal import visible
 from foundry.corpora import token_files
 from foundry.corpora.own_ids import IdDocument
 from foundry.corpora.token_files import TokenWriter

@@ -11,7 +11,7 @@ from transformers import LongT5Config, PreTrainedModel
 
 import pre_train_t5
 from foundry.arguments.training import GPUS, FineTuningArguments, PreTrainingArguments, check_training
-from foundry.common import processes
+from foundry.common import machine
 from foundry.common.reports import read_json
 from foundry.model_t5 import build_config, create_model, set_attention, set_dropout, train_only
 from foundry.runs import memory, speed
@@ -158,12 +158,12 @@ class ChoiceTest(parameterized.TestCase):
         """On a GPU Triton's package was enough. It builds a launcher in C; without a compiler the run ended there, and
         so did one without compilation at the bias gradient's kernel."""
         name, *lacks = missing
-        processes.triton_lacks.cache_clear()
-        self.addCleanup(processes.triton_lacks.cache_clear)
+        machine.triton_lacks.cache_clear()
+        self.addCleanup(machine.triton_lacks.cache_clear)
         there = mock.patch("torch.cuda.is_available", return_value=gpu is not None)
-        triton = mock.patch.object(processes, "triton_is_installed", lambda: True)
+        triton = mock.patch.object(machine, "triton_is_installed", lambda: True)
         nothing = "" if name.startswith("sys") else None
-        with there, triton, mock.patch(f"foundry.common.processes.{name}", return_value=nothing):
+        with there, triton, mock.patch(f"foundry.common.machine.{name}", return_value=nothing):
             found = chosen(gpu, {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1})["torch_compile"]
             args = arguments({"torch_compile": True})
             args.use_cpu = gpu is None

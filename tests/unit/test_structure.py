@@ -262,7 +262,7 @@ class StructureTest(parameterized.TestCase):
         """`say` shows what a file says on one line. Figures of benchmarks are the project's own."""
         found = {name: printing(tree) for name, tree in sources().items() if line(name) < line("benchmarks.measure")}
         found |= {name: printing(tree) for name, tree in sources().items() if is_script(tree) and "bench" not in name}
-        self.assertLen(found.pop("foundry.common.processes"), 1)
+        self.assertLen(found.pop("foundry.common.terminal"), 1)
         self.assertEqual({name: calls for name, calls in found.items() if calls}, {})
 
     def test_the_derivation_can_fail(self):

@@ -15,7 +15,7 @@ from test_optimizers import arguments
 import foundry.arguments.training as training_arguments
 from constants import TRAINING_DEFAULTS
 from foundry.arguments.training import FineTuningArguments, PreTrainingArguments
-from foundry.common import processes
+from foundry.common import machine, ranks
 from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 
@@ -88,7 +88,7 @@ class FlagsTest(parameterized.TestCase):
             mock.patch.object(torch, "set_num_threads") as set_threads,
             mock.patch("resource.setrlimit"),
         ):
-            processes.prepare_process()
+            machine.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [taken] * (taken is not None))
 
     @parameterized.parameters(
@@ -101,7 +101,7 @@ class FlagsTest(parameterized.TestCase):
     )
     def test_processes_of_a_machine(self, environment, expected):
         with mock.patch.dict(os.environ, environment, clear=True):
-            self.assertEqual(processes.processes_here(), expected)
+            self.assertEqual(ranks.processes_here(), expected)
 
     @parameterized.parameters(
         # version, its group -> bytes left: of 1,000 of the group 700 are used, 100 of them by a cache; of 500 above it
@@ -121,7 +121,7 @@ class FlagsTest(parameterized.TestCase):
             (root / folder / used).write_text(f"{now}\n")
             (root / folder / "memory.stat").write_text(f"anon 5\n{cache} {cached}\n")
         (self.folder / "groups").write_text(group + "\n")
-        self.assertEqual(processes._free_of_limits(self.folder / "groups", self.folder), expected)
+        self.assertEqual(machine._free_of_limits(self.folder / "groups", self.folder), expected)
 
     @parameterized.parameters(
         # version, its group, its quota and period, those of the group above -> cores
@@ -143,7 +143,7 @@ class FlagsTest(parameterized.TestCase):
                 (folder / name).write_text(f"{text}\n")
         (self.folder / "groups").write_text(groups + "\n")
         with (
-            mock.patch.object(processes, "_CONTROL_GROUPS", (self.folder / "groups", self.folder)),
+            mock.patch.object(machine, "_CONTROL_GROUPS", (self.folder / "groups", self.folder)),
             mock.patch.object(os, "sched_getaffinity", lambda _: range(6)),
             mock.patch.object(torch, "get_num_threads", lambda: 6),
             mock.patch.object(torch, "set_num_threads") as set_threads,
@@ -151,8 +151,8 @@ class FlagsTest(parameterized.TestCase):
             mock.patch("resource.setrlimit"),
         ):
             os.environ.pop("OMP_NUM_THREADS", None)
-            self.assertEqual(processes.cores_here(), expected)
-            processes.prepare_process()
+            self.assertEqual(machine.cores_here(), expected)
+            machine.prepare_process()
         self.assertEqual([call.args[0] for call in set_threads.call_args_list], [expected] * (expected < 6))
 
     @parameterized.parameters("pre_train_t5", "fine_tune_t5", "evaluate_t5", "predict_t5", "export_checkpoint")

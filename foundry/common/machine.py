@@ -1,35 +1,28 @@
-"""The process that a script runs in: its rank, hardware and network, and how it ends."""
+"""The machine that a script runs on: hardware, memory, compilers, network, and how a process begins and ends there."""
 
 import atexit
-import contextlib
 import ctypes
-import errno
 import functools
 import importlib.util
-import io
-import logging
 import os
 import re
-import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any, BinaryIO, NamedTuple, TextIO, TypeVar, cast
+from typing import Any, TypeVar
 
 from foundry.common.errors import UserError
+from foundry.common.paths import user_cache
+from foundry.common.ranks import processes_here, world_size
+from foundry.common.terminal import outlive_streams, print_once, show_libraries_messages_visibly
 
 Made = TypeVar("Made")
-# torch is imported where it is needed: --help, a wrong flag and scripts that only read files need not wait for it.
 
 
 @functools.cache
@@ -50,20 +43,6 @@ def bf16_units() -> str | None:
     if torch.cpu._is_amx_tile_supported():
         return "AMX"
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
-
-
-# Variables that hold the number of processes on a machine: of torchrun and accelerate, deepspeed, Open MPI and MPICH.
-_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-
-
-def processes_here() -> int:
-    """How many processes of this run are on this machine. Ranks started by hand set no launcher's variable; they all
-    count if they meet at this machine's own address (MASTER_ADDR)."""
-    for name in _LOCAL_SIZES:
-        if name in os.environ:
-            return int(os.environ[name])
-    all_here = os.environ.get("MASTER_ADDR") in ("localhost", "127.0.0.1", "::1", socket.gethostname())
-    return world_size() if all_here else 1
 
 
 _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
@@ -93,17 +72,6 @@ def check_open_files(workers: int) -> None:
             f"--dataloader_num_workers {workers}: needs about {needed} open files, and the limit is {most}. "
             f"Raise it (ulimit -n {needed}), or give {max(0, (most - 64) // 20)} workers"
         )
-
-
-def lonely_task() -> str:
-    """The end of an error message: what to do if SLURM started several tasks and none knows its rank; else ""."""
-    if int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and not has_rank():
-        tasks = os.environ["SLURM_STEP_NUM_TASKS"]
-        return (
-            f". srun started {tasks} tasks, and without RANK each takes itself for the only one. Start them as "
-            "slurm/train.slurm does, which sets RANK, WORLD_SIZE and LOCAL_RANK"
-        )
-    return ""
 
 
 def use_threads_to_tokenise(count: int) -> None:
@@ -201,158 +169,6 @@ def announce_deepspeed_build() -> None:
         print_once(f"DeepSpeed compiles its C++ part for CPUs in {folder}: once, for some minutes")
 
 
-# Launchers set these variables, so they hold before the process group exists.
-def world_size() -> int:
-    """The number of processes of this run."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def has_rank() -> bool:
-    """Whether a launcher gave this process a rank. Without one it takes itself for the only one."""
-    return "RANK" in os.environ
-
-
-def is_first_process() -> bool:
-    """True for global rank 0."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def is_first_of_its_node() -> bool:
-    """True for local rank 0. Such a process prints errors of the user, since one node alone may lack a file."""
-    return os.environ.get("LOCAL_RANK", "0") == "0"
-
-
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_LIKE_ESCAPES = re.compile(r"\\(?=[\\nrt\n\r\t])")
-# What ends a line, moves a terminal's cursor, sets its colours or title, or reverses letters. A tab is not among them.
-_STEERS = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-BOLD, RED = "1", "31"
-
-
-class Painted(NamedTuple):
-    """Words of this project, in a style: BOLD or RED."""
-
-    text: str
-    style: str
-
-
-def visible(text: str) -> str:
-    r"""The text on one line, with names for what cannot be seen: line breaks and tabs as \n \r \t, other control
-    characters, direction marks, joiners and unusual spaces as <U+200C>. A \n in the text itself becomes \\n."""
-    text = _LIKE_ESCAPES.sub(r"\\\\", text)
-    return "".join(c if c.isprintable() else _named(c) for c in text)
-
-
-def one_line(text: str) -> str:
-    """The text with names, as of `visible`, for what ends a line or steers a terminal, and for nothing else."""
-    return _STEERS.sub(lambda found: _named(found[0]), text)
-
-
-def _named(character: str) -> str:
-    return _ESCAPES.get(character, f"<U+{ord(character):04X}>")
-
-
-def say(*lines: str | Sequence[str | Painted], stream: TextIO | None = None, before: str = "", end: str = "\n") -> None:
-    """Writes lines to a stream, stdout by default: all that this project prints. A text of a file, a model or a library
-    in them can neither begin a line of its own nor steer the terminal (`one_line`).
-
-    lines: texts, or parts of them, of which Painted ones have their style in a terminal; NO_COLOR forbids it.
-    """
-    stream = stream or sys.stdout
-    plain = not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    written = []
-    for line in lines:
-        written.append("")
-        for part in [line] if isinstance(line, str) else line:
-            text, style = part if isinstance(part, Painted) else (part, "")
-            text = one_line(text)
-            written[-1] += text if plain or not style else f"\033[{style}m{text}\033[0m"
-    print(before + "\n".join(written), end=end, file=stream, flush=True)
-
-
-def print_once(*lines: str | Sequence[str | Painted]) -> None:
-    """Writes lines as `say` does, on rank 0 only."""
-    if is_first_process():
-        say(*lines)
-
-
-def show_libraries_messages_visibly() -> None:
-    """Lets log lines and warnings of all libraries, which may quote what a file says, steer no terminal."""
-
-    def shown(text: str) -> str:
-        return "\n".join(map(one_line, text.split("\n")))
-
-    class Record(logging.LogRecord):
-        def getMessage(self) -> str:
-            return shown(super().getMessage())
-
-    logging.setLogRecordFactory(Record)
-    form = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **kwargs: shown(form(*args, **kwargs))
-
-
-class LastingStream(io.FileIO):
-    """Standard output or error that outlives its reader and a full disk: from the first text that cannot be written on,
-    all goes on in a file of the user's cache, or nowhere if that is full too. A line on standard error says so."""
-
-    log = ""  # the file's name, which forked processes share
-
-    def write(self, data: Any) -> int:
-        """Writes all of the data: where there is no buffer, nobody else would write the rest."""
-        left = memoryview(data)
-        while left:
-            left = left[self._write_part(left) :]
-        return len(data)
-
-    def _write_part(self, data: memoryview) -> int:
-        try:
-            written = super().write(data)
-            if written is None:  # it does not block, and its reader is not ready
-                select.select([], [self], [])
-            return written or 0
-        except OSError as error:
-            self.go_on(error)
-            with contextlib.suppress(OSError):
-                return super().write(data)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
-            return len(data)
-
-    def go_on(self, error: OSError) -> None:
-        """Lets the descriptor, and so all that write to it, lead into the file."""
-        place: Path | str = user_cache("output") / self.log
-        try:
-            opened = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        except OSError:
-            place, opened = os.devnull, os.open(os.devnull, os.O_WRONLY)
-        os.dup2(opened, self.fileno())
-        os.close(opened)
-        if sys.stderr is not None:  # closed, and its number may be that of another file
-            text = f"{self.name} cannot be written any further ({error.strerror}): the output goes on in {place}\n"
-            with contextlib.suppress(OSError):
-                os.write(sys.stderr.fileno(), text.encode(errors="replace"))
-
-
-def outlive_streams() -> None:
-    """Lets no closed or full standard output or error end this process. A log in ASCII shows an umlaut of a path as
-    \\xfc."""
-    if LastingStream.log:
-        return
-    LastingStream.log = f"{Path(sys.argv[0]).stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.log"
-    for name in ("stderr", "stdout"):
-        stream, form = getattr(sys, name), {"encoding": "utf-8", "line_buffering": True}
-        if stream is not getattr(sys, f"__{name}__"):  # of a notebook or a test
-            continue
-        if stream is not None:
-            form = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
-        raw = LastingStream(os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno(), "w", closefd=False)
-        raw.name = name
-        if stream is None:  # closed before the start
-            raw.go_on(OSError(errno.EBADF, os.strerror(errno.EBADF)))
-        is_unbuffered = form.get("write_through", False)  # python -u or PYTHONUNBUFFERED
-        buffer = cast("BinaryIO", raw if is_unbuffered else io.BufferedWriter(raw))
-        setattr(sys, name, io.TextIOWrapper(buffer, errors="backslashreplace", **form))
-
-
 def end_with_parent() -> None:
     """On Linux, lets this process get SIGTERM when its parent ends. `accelerate launch` with one process does not pass
     on signals: if one ended it, the training would go on alone."""
@@ -385,16 +201,6 @@ def switch_off_telemetry() -> None:
         vars(constants).update(HF_HUB_DISABLE_TELEMETRY=off)
 
 
-def user_cache(name: str) -> Path:
-    """A folder of this project in the user's cache, which other users cannot open. A folder in the system's temporary
-    directory could be another user's, who would choose what is read or run from there."""
-    top = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")) / "t5_foundry"  # noqa: PTH111
-    with contextlib.suppress(OSError):  # a read-only home: whoever writes there says so
-        top.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (top / name).mkdir(mode=0o700, exist_ok=True)
-    return top / name
-
-
 def prepare_process() -> None:
     """Sets a training script's threads, limits and compiler's cache, and how it ends; called before anything else."""
     import resource  # Windows lacks it
@@ -415,63 +221,6 @@ def prepare_process() -> None:
         torch.set_num_threads(cores_here())  # torch does not know a container's quota
     if "ACCELERATE_USE_CPU" in os.environ and world_size() == 1:
         end_with_parent()
-
-
-def finish_process_group() -> None:
-    """Waits for all ranks and leaves the process group: gloo ranks that exit one after another can abort each other."""
-    import torch
-
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-
-
-@contextlib.contextmanager
-def first_of_node_first() -> Iterator[None]:
-    """Runs the `with` block first in the first process of each node, then in the others.
-
-    The others wait however long it takes. A barrier of the run's usual process group would end all ranks after
-    --ddp_timeout (half an hour).
-    """
-    if world_size() == 1:
-        yield
-        return
-    import torch.distributed
-
-    is_first, group = is_first_of_its_node(), _patient_group()
-    if not is_first:
-        torch.distributed.barrier(group)
-    try:
-        yield
-    finally:
-        if is_first:
-            torch.distributed.barrier(group)
-
-
-@functools.cache
-def _patient_group() -> Any:
-    """A process group of all ranks whose barriers wait up to 30 days. If a rank dies, the wait ends at once."""
-    import torch.distributed
-
-    return torch.distributed.new_group(backend="gloo", timeout=timedelta(days=30))
-
-
-def check_alike(found: dict[str, object], advice: str) -> None:
-    """UserError in every process unless `found`, such as {"--seed": 1, "contents of train": hash}, is the same in all.
-
-    A node may have been given other flags, or other files under the same names. Its processes would silently train on
-    other rows, and at the end of the shorter data the others would wait for them forever.
-    """
-    from accelerate.utils import gather_object
-
-    if world_size() == 1:
-        return
-    (first, wanted), *others = gather_object([(socket.gethostname(), found)])
-    for rank, (host, other) in enumerate(others, start=1):
-        for name in dict.fromkeys([*wanted, *other]):
-            if wanted.get(name) != other.get(name):
-                here, there = (f"{values.get(name, 'none')!s:.60}" for values in (other, wanted))
-                raise UserError(f"{name}: {here} on {host} (process {rank}), {there} on {first} (process 0): {advice}")
 
 
 def in_background(work: Callable[[], object]) -> Future:
