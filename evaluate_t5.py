@@ -69,7 +69,7 @@ from tasks.evaluation_jobs import (
     names_of_tasks,
 )
 from tasks.examples import answer_texts, as_rows, non_canonical_outputs
-from tasks.metrics.comparison import Comparison
+from tasks.metrics.extra_metric import ExtraMetric
 from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_model
 from tasks.own_pairs import names_own_pairs
@@ -210,7 +210,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
 def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
     """Answers the job's splits, and writes the answers; returns the numbers of `predict_split` and those that features
     add."""
-    results, comparisons = {}, trainer.args.features.of(Comparison)
+    results, comparisons = {}, trainer.args.features.of(ExtraMetric)
     for split in job.splits:
         answers, numbers = predict_split(job, trainer, split)
         results |= numbers

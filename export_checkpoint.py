@@ -48,8 +48,8 @@ from foundry.common.reports import (
 from foundry.common.terminal import print_once
 from foundry.common.whole_folders import made_aside, newest_whole_checkpoint
 from foundry.corpora.files import check_file, is_plain_text
-from foundry.corpora.gaps import source_ids
 from foundry.corpora.reading import read_rows, read_text_documents
+from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
@@ -71,8 +71,8 @@ from foundry.publishing.exports import (
     pytorch_answers,
 )
 from foundry.publishing.file_names import COMPARISON, named_files
-from foundry.publishing.publication import Publication
 from foundry.publishing.records import read_run_folder, task_of_run
+from foundry.publishing.uploader import Uploader
 from foundry.report.preview import KEPT_TOKENS, Sample
 from tasks.named import first_entry, task_names
 from tasks.registry import joined_text, source_text
@@ -283,12 +283,12 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
                 print_once(f"{file} is a link, and links are not exported")
             elif file.is_file():
                 shutil.copy(file, folder / file.name)
-        for publication in features.of(Publication):
+        for publication in features.of(Uploader):
             publication.complete(folder, Path(args.output_dir), record, model, found)
     if outgrows_cache(config) and not lone_part(config):
         rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
     rows["written to"] = args.output_dir
-    for publication in features.of(Publication):
+    for publication in features.of(Uploader):
         rows |= publication.exported(Path(args.output_dir), others)
     end_summary(rows, title="exported")
     return found

@@ -44,7 +44,7 @@ from foundry.corpora.tokenizers import check_saved, described_tokenizer, named_t
 from foundry.features import Features, features_of
 from foundry.model_t5 import is_local_model
 from foundry.modeling.generation_settings import forget_search, set_generation_length
-from foundry.runs.decision import Decision, build_model, settle
+from foundry.runs.decision import Decision, build_model, resolve_flags
 from foundry.runs.memory import fitting_flan_t5
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import BatchLengths
@@ -103,7 +103,7 @@ def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
         tasks.fit_targets(tokenizer)
     batches = BatchLengths(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
     title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
-    return settle(title, model, data, args, tokenizer, batches), tasks
+    return resolve_flags(title, model, data, args, tokenizer, batches), tasks
 
 
 def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:

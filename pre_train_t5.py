@@ -32,7 +32,7 @@ from foundry.corpora.tokenizers import named_tokenizer
 from foundry.features import Features, features_of
 from foundry.objectives.metrics import CORPUS_METRICS, LANGUAGE_MODEL_METRICS
 from foundry.objectives.objective_types import get_objective, objective_type, packed_flag
-from foundry.runs.decision import Decision, build_model, settle
+from foundry.runs.decision import Decision, build_model, resolve_flags
 from foundry.runs.run import TrainingRun
 from foundry.runs.speed import BatchLengths
 from foundry.runs.trackers import show_table
@@ -81,7 +81,7 @@ def decide(argv: list[str] | None) -> Decision:
     """What this run does, decided from flags, the model's shape, the machine and --output_dir."""
     model, text, args = parse_flags(argv)
     batches = BatchLengths(*objective_type(text).lengths(text), shapes=1, packed=packed_flag(text))
-    return settle("pre-training", model, text, args, named_tokenizer(model), batches)
+    return resolve_flags("pre-training", model, text, args, named_tokenizer(model), batches)
 
 
 @exit_on_user_error()

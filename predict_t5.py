@@ -40,7 +40,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
-from foundry.common.machine import has_accelerator, made_apart, prepare_process, run_script
+from foundry.common.machine import has_accelerator, prepare_process, run_in_short_lived_thread, run_script
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine
@@ -50,12 +50,12 @@ from foundry.publishing.exports import export_of
 from foundry.report.preview import UNCUT, Sample
 from tasks.answer_job import AnswerJob, answer_file
 from tasks.answering import TRANSFORMERS, Backend, Plan, answer_window, summary, tokenise
-from tasks.choice import Choice
 from tasks.examples import answer_length, class_label_ids
-from tasks.front import Front, check_front, fronts
+from tasks.frontend import Frontend, check_frontend, frontends
 from tasks.model_folders import answers_of_folder
 from tasks.own_pairs import column_names, prefix_of
 from tasks.predictions import PLAIN, AnswerFile, Input, InputReader, check_files, recorded_task
+from tasks.reranker import Reranker
 
 FEATURES = features_of("predict_t5")
 
@@ -140,13 +140,13 @@ def parse_prediction(argv: list[str] | None) -> Plan:
     args, search_args, *found = parse_arguments(DATACLASSES, argv, about=__doc__)
     features = Features(found)
     flags = Flags(args, search_args, *features.groups)
-    check_front(flags)
+    check_frontend(flags)
     features.decide(flags)
-    if not features.of(Front):
-        check_files(args, "".join(f", or give --{kind.switch}" for kind in fronts()))
+    if not features.of(Frontend):
+        check_files(args, "".join(f", or give --{kind.switch}" for kind in frontends()))
     folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
-    if not any(front.as_typed for front in features.of(Front)):
+    if not any(front.as_typed for front in features.of(Frontend)):
         entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = dataclasses.replace(entry, prefix=prefix_of(args.source_prefix))
@@ -227,7 +227,7 @@ def backend_of(plan: Plan) -> Backend:
 
 def engine_of(plan: Plan, device: torch.device) -> Engine:
     """The Engine of --backend."""
-    if choice := plan.features.first(Choice):
+    if choice := plan.features.first(Reranker):
         plan.choose = choice.chooser(plan, device)
     return backend_of(plan).engine(plan, device)
 
@@ -289,8 +289,8 @@ def main(argv: list[str] | None = None) -> dict:
         return answers.predict(argv, DATACLASSES, __doc__)
     plan = parse_prediction(argv)
     device = PartialState(cpu=plan.args.use_cpu or not has_accelerator()).device
-    for front in plan.features.of(Front):
-        front.work(plan, made_apart(partial(engine_of, plan, device)))
+    for front in plan.features.of(Frontend):
+        front.work(plan, run_in_short_lived_thread(partial(engine_of, plan, device)))
         return {"inputs": 0, "answered": 0}
     return answer_file(TextJob(plan, device))
 

@@ -63,7 +63,8 @@ def read_rate(device: torch.device) -> float:
 
 
 # ---------------------------------------------------------------- by CTranslate2
-# In a process of its own: beside threads of another library torch's own would sleep between products (`made_apart`).
+# In a process of its own: beside threads of another library torch's own would sleep between products
+# (`run_in_short_lived_thread`).
 ENGINES: list[CTranslate2Engine] = []
 
 

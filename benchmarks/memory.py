@@ -19,7 +19,7 @@ from foundry.trainer_t5 import set_up_step
 CASES = (("eager", 0.0), ("eager", 0.1), ("sdpa", 0.0), ("sdpa", 0.1))  # attention, dropout
 WAYS = {
     "ours": "T5Trainer's step",
-    "plain": "T5Trainer's step with --keep_less false: transformers' layers",
+    "plain": "T5Trainer's step with --recompute false: transformers' layers",
     "transformers": "transformers' model as it comes",
     "checkpointing": "transformers' model with gradient checkpointing",
 }
@@ -61,7 +61,7 @@ def _prepared(way: str, config, attention: str, dropout: float, args: Namespace)
     """A new model in training mode, as its trainer prepares it."""
     model = measure.new_model(config, way in ("ours", "plain"), attention, dropout).to(args.device).train()
     if way in ("ours", "plain"):
-        flags = step.STEP_OPTIONS | dict(torch_compile=False, label_smoothing_factor=0.0, keep_less=way == "ours")
+        flags = step.STEP_OPTIONS | dict(torch_compile=False, label_smoothing_factor=0.0, recompute=way == "ours")
         set_up_step(model, SimpleNamespace(**flags))
     elif way == "checkpointing":
         model.gradient_checkpointing_enable()

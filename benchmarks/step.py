@@ -61,7 +61,7 @@ class Rung:
 
 
 # {flag: value that changes nothing} of the flags that trainer_t5.set_up_step reads.
-STEP_OPTIONS = dict(bf16_residual=False, keep_less=True, z_loss=0.0, loss_chunk_size=0)
+STEP_OPTIONS = dict(bf16_residual=False, recompute=True, z_loss=0.0, loss_chunk_size=0)
 # Settings of the lowest rung. compile_mode: torch.compile's mode; batch_factor: multiplies --batch; ours: whether
 # T5Trainer's loss, inside the forward pass, replaces transformers' own.
 PLAIN = STEP_OPTIONS | dict(attention="sdpa", dropout=0.1, use_cache=True, compile=False, compile_mode=None)

@@ -48,11 +48,11 @@ from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from foundry.modeling.fewer_layers import leave_out_layers
-from foundry.modeling.forms import bytes_of, number_of, reads_as_saved
 from foundry.modeling.generation_settings import complete, drop_idle_search
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
+from foundry.modeling.weight_formats import bytes_of, number_of, reads_as_saved
 from foundry.modeling.weights import adapters, is_added, model_source, weights_of
 
 # Limits of the values in --config_overrides; numbers that are not listed have the usual limits of flags.
@@ -122,7 +122,7 @@ def check_options(
     """UserError naming a flag that the model's family does not support. attention: --attn_implementation. packed: the
     flag and value that put several examples into a row, if one does."""
     family = family_of(config)
-    for option in family.lacks:
+    for option in family.unsupported_reason:
         if getattr(training_args, option, False):
             refuse_lacking(config, option)
     if attention not in (None, *(family.attentions or ATTENTION_IMPLEMENTATIONS)):

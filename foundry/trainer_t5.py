@@ -54,19 +54,19 @@ from foundry.modeling.families import family_of
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import deciding_settings, described_search
 from foundry.modeling.layers import sum_bias_by_diagonals, use_bf16_residual
-from foundry.modeling.learning import losses_of
 from foundry.modeling.loss import LossTerm, compute_loss_in_forward, token_metrics
-from foundry.modeling.recomputed import keep_less
-from foundry.publishing.publication import Publication
+from foundry.modeling.recomputed import recompute_cheap
+from foundry.modeling.training_method import losses_of
+from foundry.publishing.uploader import Uploader
 from foundry.training.batching import OneShapeCollator, PackingCollator
 from foundry.training.broken_steps import end_at_norm, end_if_broken
 from foundry.training.evaluation import (
     EvaluationTask,
-    answered,
     evaluation_loader,
+    generate_answers,
     in_row_order,
-    kept_random_numbers,
-    scored,
+    preserve_rng_state,
+    score_batch,
 )
 from foundry.training.flow import EpochCallback, LossTermsCallback, ResumeCallback
 from foundry.training.optimizers import build_scheduler, optimizer_class_and_kwargs
@@ -85,8 +85,8 @@ def set_up_step(
     """Applies the options of the training step to the model: loss, compilation, residual stream, and what its layers
     keep for the backward pass. terms: are mixed into the loss of tokens, which `whole` replaces."""
     sum_bias_by_diagonals(model)
-    if args.keep_less and not args.torch_compile and family_of(model.config).keeps_less:
-        keep_less(model)
+    if args.recompute and not args.torch_compile and family_of(model.config).can_recompute:
+        recompute_cheap(model)
     if args.bf16_residual:
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
@@ -155,7 +155,7 @@ class T5Trainer(Seq2SeqTrainer):
             first = next(iter(evaluation_tasks.values()))
             class_label_ids = first.class_label_ids
             compute_metrics = first.compute_metrics
-        publication = args.features.first(Publication)
+        publication = args.features.first(Uploader)
         self.checkpoints = CheckpointWriter(self, publication.uploads(args) if publication else None)
         self.rows = TrainingRows(self, train_collator)
         self.feature_callbacks: list[RunCallback] = []
@@ -349,10 +349,10 @@ class T5Trainer(Seq2SeqTrainer):
             raise SystemExit(PREEMPTED_EXIT_CODE)
 
     def _make_owed_evaluation(self) -> None:
-        """Makes the evaluation that the checkpoint's run had to leave out (owed_evaluation), as if that run had gone
+        """Makes the evaluation that the checkpoint's run had to leave out (pending_evaluation), as if that run had gone
         on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
-        owed = self.checkpoints.owed_evaluation
-        self.checkpoints.owed_evaluation = None
+        owed = self.checkpoints.pending_evaluation
+        self.checkpoints.pending_evaluation = None
         if owed is not None and self.preemption.reason is None:
             self.control.should_log = False
             self.control.should_evaluate = True
@@ -422,7 +422,7 @@ class T5Trainer(Seq2SeqTrainer):
     def evaluate(self, eval_dataset: Dataset | dict | str | None = None, *args, **kwargs) -> dict[str, float]:
         """Overrides Seq2SeqTrainer to score each task by its own rule, and to add the metrics of `summarise`. The
         random numbers of training continue as if there had been no evaluation."""
-        with kept_random_numbers(self.args.device), undone_if_stopped(self):
+        with preserve_rng_state(self.args.device), undone_if_stopped(self):
             return self._evaluate_task(eval_dataset, *args, **kwargs)
 
     def _evaluate_task(self, eval_dataset: Dataset | dict | str | None, *args, **kwargs) -> dict[str, float]:
@@ -461,10 +461,10 @@ class T5Trainer(Seq2SeqTrainer):
         inputs = self._prepare_inputs(inputs)
         labels = inputs.get("labels")
         with torch.no_grad(), self.compute_loss_context_manager():
-            scores = scored(self, model, inputs, labels)
+            scores = score_batch(self, model, inputs, labels)
         generated = torch.full_like(scores.statistics[:, :1], -1, dtype=torch.long)
         if self.args.predict_with_generate:
-            generated = answered(self, inputs, scores.encoded, self._finder)
+            generated = generate_answers(self, inputs, scores.encoded, self._finder)
         return None, (generated, scores.statistics), labels
 
     def described_search(self) -> str:

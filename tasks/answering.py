@@ -14,22 +14,22 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.gaps import cut_source, source_ids
+from foundry.corpora.sentinels import cut_source, source_ids
 from foundry.features import NO_FEATURES, Features
 from foundry.model_t5 import fit_vocabulary, load_to_answer
 from foundry.modeling.decoding import Source
-from foundry.modeling.forms import reads_as_saved
 from foundry.modeling.found_answers import AnswerFinder, Engine
 from foundry.modeling.generation_settings import described_search
 from foundry.modeling.products import use_fast_products
+from foundry.modeling.weight_formats import reads_as_saved
 from foundry.modeling.weights import weights_of
 from foundry.report.lengths import described_lengths
 from foundry.training.drawn_answers import uniform_numbers
-from tasks.choice import Candidate, Chooser
 from tasks.entry import TaskEntry
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
 from tasks.registry import source_text, value_of_text
+from tasks.reranker import Candidate, Chooser
 
 
 @dataclass

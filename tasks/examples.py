@@ -19,8 +19,8 @@ from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
 from foundry.common.errors import UserError
 from foundry.common.terminal import print_once
-from foundry.corpora.gaps import source_ids
 from foundry.corpora.reading import as_list
+from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import decoded, encode_targets
 from foundry.features import task_features
 from foundry.modeling.loss import STATISTICS, token_metrics

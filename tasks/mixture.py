@@ -42,7 +42,7 @@ from foundry.corpora.sources import find_sources
 from foundry.corpora.token_files import tokenised
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.model_t5 import flops_per_sequence
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 from foundry.report.report import Report
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
@@ -72,8 +72,8 @@ def _unknown_direction(metric: str) -> str:
 class Tasks:
     """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks.
 
-    answers: how many whole answers of a row the loss reads (`Learning.of_tasks`), so that rows are not packed; None:
-    the targets, which may be packed. Known once `flags` is called.
+    answers: how many whole answers of a row the loss reads (`TrainingMethod.of_tasks`), so that rows are not packed;
+    None: the targets, which may be packed. Known once `flags` is called.
     """
 
     answers: int | None = None
@@ -136,7 +136,7 @@ class Tasks:
         direction is unknown."""
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy", "the rows of a mixture come in random order")
-        answers = [each.of_tasks(self, args) for each in args.features.all if isinstance(each, Learning)]
+        answers = [each.of_tasks(self, args) for each in args.features.all if isinstance(each, TrainingMethod)]
         self.answers = max(filter(None, answers), default=None)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:
@@ -253,7 +253,7 @@ class TaskData:
         self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
         with args.main_process_first(desc="tokenising the rows"):
             self.tasks = self.loaded(tasks)
-        for learning in args.features.of(Learning):
+        for learning in args.features.of(TrainingMethod):
             learning.rows(self, model)
         with args.main_process_first(desc="tokenising the text"):
             self.train = self.training_data()

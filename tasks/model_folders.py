@@ -29,7 +29,7 @@ class FolderAnswers(Protocol):
 
 
 class LoadedEncoder(NamedTuple):
-    """A loaded model of such a folder, which writes no text, as functions that a Front asks (`Front.encode`).
+    """A loaded model of such a folder, which writes no text, as functions that a Frontend asks (`Frontend.encode`).
 
     kind: what is answered, "embedding" or the name of a head. columns: of an input. labels: those of the head, if they
     are classes. prompt: put before an embedded text that is a query. most: tokens of an input. about: rows of the plan.

@@ -20,8 +20,8 @@ from foundry.common.errors import UserError
 from foundry.common.terminal import print_once
 from foundry.common.whole_folders import cached
 from foundry.corpora.files import say_once
-from foundry.corpora.gaps import GAP
 from foundry.corpora.reading import as_list
+from foundry.corpora.sentinels import SENTINEL
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import Column, task_features
 from foundry.report.losses import Losses
@@ -276,7 +276,7 @@ class LoadedTask(Task):
         texts.append(ROWS_FORMAT)
         decisive = [tokenizer_fingerprint(self.tokenizer), *lengths, texts, examples.as_columns(rows, columns)]
         contents = json.dumps(decisive, default=str)
-        if GAP.search(contents):
+        if SENTINEL.search(contents):
             contents += " gaps are sentinels"  # other tokens than before; those of all other rows are as they were
         key = hashlib.sha256(contents.encode()).hexdigest()[:24]
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
 from foundry.features import Feature
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 
 
 @dataclass
@@ -113,7 +113,7 @@ class TaskDistillation(Distillation):
     )
 
 
-class Teacher(Learning):
+class Teacher(TrainingMethod):
     """Learns from a teacher. From `loss` on: model, the teacher with its weights, None if it is cached, and own_loss,
     the weight of the loss on labels, which changes with --on_policy_share. In fine-tuning, from `rows` on: longest, the
     tokens of an answer, and what the plan says of the teacher's own task."""

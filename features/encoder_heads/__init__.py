@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.features import Feature
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 from foundry.modeling.weights import ModelSource, Weights
 from tasks.row_source import RowSource
 
@@ -128,7 +128,7 @@ class Heads(Feature):
         return Embedder(*how, self.negative_column, self.score_column, rows)
 
 
-class EncoderLearning(RowSource, Learning, ModelSource):
+class EncoderLearning(RowSource, TrainingMethod, ModelSource):
     """Learns with the encoder alone."""
 
     def __init__(self, flags: Heads):
@@ -152,7 +152,7 @@ class EncoderLearning(RowSource, Learning, ModelSource):
         if not self.is_on():
             return None
         for each in args.features:
-            has_loss = isinstance(each, Learning) and type(each).loss is not Learning.loss
+            has_loss = isinstance(each, TrainingMethod) and type(each).loss is not TrainingMethod.loss
             freezes = isinstance(each, Weights) and self.flags.freeze_encoder
             if each is not self and (has_loss or freezes or isinstance(each, RowSource)):
                 folder = type(each).__module__.split(".")[-1]

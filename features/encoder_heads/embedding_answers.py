@@ -35,7 +35,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.reports import is_of, read_json
 from foundry.common.whole_folders import patiently
-from foundry.corpora.gaps import cut_source, source_ids
+from foundry.corpora.sentinels import cut_source, source_ids
 from foundry.model_t5 import fit_vocabulary
 from foundry.training.batching import padding_collator
 from tasks.entry import TaskEntry
@@ -68,8 +68,8 @@ def embedder_of(folder: str) -> Embedder:
 
 
 class EmbeddingReader(EncoderReader):
-    """The texts of predict_t5.py, and their embeddings. Those of a file are cut as sources are, those that a Front is
-    given at the folder's longest text, as by sentence-transformers."""
+    """The texts of predict_t5.py, and their embeddings. Those of a file are cut as sources are, those that a Frontend
+    is given at the folder's longest text, as by sentence-transformers."""
 
     entry: TaskEntry  # of the task: its prefix stands before texts
     described: str  # for the plan

@@ -41,7 +41,7 @@ from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, start_trackers
 from tasks.answer_job import AnswerJob, answer_file
 from tasks.entry import TaskEntry
-from tasks.front import Front, check_front
+from tasks.frontend import Frontend, check_frontend
 from tasks.model_folders import LoadedEncoder
 from tasks.own_pairs import prefix_of
 from tasks.predictions import check_files
@@ -111,7 +111,7 @@ class EncoderReader(AnswerJob):
         raise NotImplementedError
 
     def encoder(self) -> LoadedEncoder:
-        """What a Front asks."""
+        """What a Frontend asks."""
         raise NotImplementedError
 
     def settings(self) -> dict:
@@ -245,7 +245,7 @@ def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
     check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
 
 
-def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Front]:
+def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Frontend]:
     """[the front that answers in place of a file], or [], and then --output_file is completed, by the name of the input
     file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
     refuse(search, " ".join(vars(search)), NO_SEARCH)
@@ -253,11 +253,11 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str) ->
     if args.backend != "transformers":
         raise UserError(f"--backend {args.backend}: a head is answered by transformers: leave it out")
     flags = Flags(args, search, *features.groups)
-    check_front(flags)
+    check_frontend(flags)
     features.decide(flags)
     if weights_of(features).form() is not None:
         raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
-    fronts = features.of(Front)
-    if not fronts:
+    frontends = features.of(Frontend)
+    if not frontends:
         check_files(args, suffix=suffix)
-    return fronts
+    return frontends

@@ -23,7 +23,7 @@ from foundry.corpora.files import say_once
 from tasks.entry import TaskEntry
 
 _OF_KIND = {"tokens": {"scheme", "suffixes", "form"}, "number": {"mean", "deviation"}}
-FORMS = ("words", "spans", "letters")
+WEIGHT_FORMATS = ("words", "spans", "letters")
 
 
 class _Damaged(Exception):
@@ -94,8 +94,8 @@ def _form(record: dict) -> Form:
     columns, reads = _field(record, "columns", list[str]), _field(record, "reads", str)
     if len(columns) != 2:
         raise _Damaged(f"form.columns {columns!r:.60} must be two names")
-    if reads not in FORMS:
-        raise _Damaged(f"form.reads {reads!r:.40} must be one of {', '.join(FORMS)}")
+    if reads not in WEIGHT_FORMATS:
+        raise _Damaged(f"form.reads {reads!r:.40} must be one of {', '.join(WEIGHT_FORMATS)}")
     earlier = {"words": Division("spaces"), "spans": PARTS, "letters": CHARACTERS}[reads]
     if "division" not in record and reads == "words":
         say_once(f"{TASK_RECORD} does not say how words are found, as earlier ones: they {earlier.described()}")

@@ -21,7 +21,7 @@ NO_LIMIT = 2**20  # tokens: by so many a tokenizer says that it has none
 
 
 class SentenceReader(EmbeddingReader):
-    """Texts for a Front alone, as the folder's modules embed them."""
+    """Texts for a Frontend alone, as the folder's modules embed them."""
 
     def understand(self) -> None:
         """UserError for the texts of a file, and for a folder that cannot be loaded whole."""

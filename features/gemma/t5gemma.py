@@ -11,7 +11,7 @@ from foundry.modeling.families import Family, Shape, Stack, Window, is_tied
 class T5Gemma(Family):
     """Gemma 2 as an encoder-decoder: rotary positions, shared keys, windows, soft caps, norms of weights around 0."""
 
-    rotary, keeps_less = True, False
+    rotary, can_recompute = True, False
     merged = False
 
     def configs(self, config: PreTrainedConfig) -> tuple:
@@ -84,7 +84,7 @@ _LACKS = {
     "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
     "your own config.json",
 }
-_HAS = dict(head_scaled_by=None, body="model", gap="<unused{}>")
+_HAS = dict(head_scaled_by=None, body="model", sentinel="<unused{}>")
 T5GEMMA = T5Gemma(
     "T5Gemma",
     _LACKS | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
 from foundry.features import Feature
-from foundry.publishing.publication import Publication
+from foundry.publishing.uploader import Uploader
 
 
 @dataclass
@@ -33,7 +33,7 @@ class RunHub(Feature):
         return RunPublication(self)
 
 
-class RunPublication(Publication):
+class RunPublication(Uploader):
     """Uploads a training's checkpoints and its finished model. local: flags that name a path, found by `decide`."""
 
     def __init__(self, flags: RunHub):
@@ -67,7 +67,7 @@ class RunPublication(Publication):
 
 
 @dataclass
-class ExportHub(Publication):
+class ExportHub(Uploader):
     """Writes the card of an export, and uploads it."""
 
     _argument_group_name = "export"

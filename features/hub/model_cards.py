@@ -81,7 +81,7 @@ def model_card(
         parameters=run.get("parameters") or sum(p.numel() for p in model.parameters()),
         by_id=has_marks and not task and not _is_prefix(shown),
         masks_spans=not _is_prefix(shown),
-        example=_example(task, entry, family.gap, shown, reads_ids),
+        example=_example(task, entry, family.sentinel, shown, reads_ids),
         steps=steps,
         seconds=seconds,
         has_curve=has_curve,
@@ -165,7 +165,7 @@ def _encoder_class(model: PreTrainedModel, part: str) -> str:
 
 
 def _name_encoder(front: ModelCardData, what: str, numbers: dict, embeds: bool) -> None:
-    """Front matter of an encoder. what: the Hub's name for what it does."""
+    """Frontend matter of an encoder. what: the Hub's name for what it does."""
     front.pipeline_tag, front.library_name = what, "sentence-transformers" if embeds else "transformers"
     front.metrics = [metric for metric in numbers if not metric.endswith("loss")] or None  # no text is scored
     for result in front.eval_results or []:

@@ -20,8 +20,8 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from foundry.modeling.families import output_head
-from foundry.modeling.forms import BLOCK, frozen_layers
 from foundry.modeling.layers import as_autocast
+from foundry.modeling.weight_formats import BLOCK, frozen_layers
 
 
 @torch.no_grad()

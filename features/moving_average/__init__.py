@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.features import Feature
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 
 
 @dataclass
@@ -31,7 +31,7 @@ class MovingAverage(Feature):
         return AverageKept(self)
 
 
-class AverageKept(Learning):
+class AverageKept(TrainingMethod):
     """Trains as ever, and keeps the average beside the weights. size: its bytes, once the model's shape is known."""
 
     def __init__(self, flags: MovingAverage):

@@ -15,7 +15,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import check_rules, option, refuse
 from foundry.common.words import listed
 from foundry.features import Column, Feature, Measures, TaskFeature
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 
 if TYPE_CHECKING:
     import numpy as np
@@ -224,7 +224,7 @@ class Preferences(Feature):
         return PreferenceLearning()
 
 
-class PreferenceLearning(Learning):
+class PreferenceLearning(TrainingMethod):
     """Learns preferences, if the entry of the task has some. how: the loss, a `Preference`, and entry: of the task,
     from `of_tasks` on."""
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
 from features.preferences import SIMPO_GAMMA
-from foundry.modeling.answer_nats import answers_nats
 from foundry.modeling.loss import LossOutput
+from foundry.modeling.token_nll import answers_nats
 
 # Sums over rows, from which the metrics follow. "good" answers are chosen or desirable, "bad" ones rejected or not.
 SUMS = ("good", "bad", "good_log_probability", "bad_log_probability", "good_reward", "bad_reward", "right", "rows")

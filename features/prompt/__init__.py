@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, option
-from tasks.front import Front
+from tasks.frontend import Frontend
 
 
 @dataclass
-class Prompt(Front):
+class Prompt(Frontend):
     """Answers what is typed or piped, line by line, in place of answering a file."""
 
     _argument_group_name = "prediction"

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from data_collator_t5 import find_sentinel_ids
 from foundry.common.terminal import say
-from foundry.corpora.gaps import GAP, source_ids
+from foundry.corpora.sentinels import SENTINEL, source_ids
 from foundry.corpora.tokenizers import decoded
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import Engine
@@ -45,7 +45,7 @@ def answers_to(
     for line in map(str.strip, lines):
         if not line:
             continue
-        has_gaps = GAP.search(line) is not None
+        has_gaps = SENTINEL.search(line) is not None
         if has_gaps and not sentinels:
             sentinels = find_sentinel_ids(tokenizer).tolist()
         (ids,) = source_ids(tokenizer, [line], None if has_gaps else most_tokens)  # as in fine-tuning
@@ -60,7 +60,7 @@ def answers_to(
         filled = spans(written, sentinels, tokenizer.eos_token_id)
         texts = {number: text.strip() for number, text in zip(filled, decoded(tokenizer, filled.values()), strict=True)}
         # a gap that the model left out stays visible
-        yield GAP.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
+        yield SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
 
 
 def prompt(plan: Plan, engine: Engine) -> int:

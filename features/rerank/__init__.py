@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option
-from tasks.choice import Choice
-from tasks.front import fronts
+from tasks.frontend import frontends
+from tasks.reranker import Reranker
 
 METRICS = ("chrf", "chrf++", "bleu", "ter", "rouge1", "rouge2", "rougeL", "exact_match")
 METRICS += ("squad_exact_match", "squad_f1", "final_number_accuracy")
@@ -36,7 +36,7 @@ RULES: Rules = (
 
 
 @dataclass
-class Rerank(Choice):
+class Rerank(Reranker):
     """Chooses the answer by its likeness to the others, or by a second model."""
 
     _argument_group_name = "choosing among answers"
@@ -52,7 +52,7 @@ class Rerank(Choice):
         ),
         (
             "rerank",
-            lambda flags: flags.rerank and any(flags.get(kind.switch) for kind in fronts()),
+            lambda flags: flags.rerank and any(flags.get(kind.switch) for kind in frontends()),
             "is for the inputs of a file: leave it out, or give --input_file",
         ),
     )

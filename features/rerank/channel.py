@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from foundry.common.errors import UserError
-from foundry.corpora.gaps import source_ids
+from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer
 from foundry.model_t5 import fit_vocabulary, load_model, named_config
 from foundry.modeling.found_answers import log_probabilities

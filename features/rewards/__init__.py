@@ -15,7 +15,7 @@ from constants import TASK_RECORD
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, Rules, option, refuse
 from foundry.features import Feature, TaskFeature
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 
 METHODS = ("scst", "rloo", "grpo")
 _HOW = "reward_method reward_samples reward_temperature reward_kl reward_unscaled reward_updates reward_clip"
@@ -83,7 +83,7 @@ class Rewards(Feature):
         return RewardLearning(self)
 
 
-class RewardLearning(Learning):
+class RewardLearning(TrainingMethod):
     """Learns from rewards of the model's own answers.
 
     scorer: the reward, from `of_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method, and

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import torch
 
 from constants import IGNORE_INDEX
-from foundry.modeling.answer_nats import answers_nats
 from foundry.modeling.loss import LossOutput
+from foundry.modeling.token_nll import answers_nats
 
 LEAST_DEVIATION = 1e-4
 # Sums over rows, from which the metrics follow. Those of an answer are means over the K answers of a row.

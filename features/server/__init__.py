@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
-from foundry.common.machine import made_apart
-from tasks.front import Front
+from foundry.common.machine import run_in_short_lived_thread
+from tasks.frontend import Frontend
 
 KEY = "T5_API_KEY"  # the environment variable with the key that clients must send
 
@@ -24,7 +24,7 @@ def is_origin(text: str) -> bool:
 
 
 @dataclass
-class Server(Front):
+class Server(Frontend):
     """Answers requests, in place of a file."""
 
     _argument_group_name = "prediction"
@@ -62,4 +62,4 @@ class Server(Front):
     def encode(self, args: Any, load: Any) -> None:
         from features.server.encoded_texts import serve_encoder
 
-        serve_encoder(args, made_apart(load), self)
+        serve_encoder(args, run_in_short_lived_thread(load), self)

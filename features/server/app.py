@@ -31,7 +31,7 @@ from features.server import KEY, Server
 from features.server.completions import (
     Completion,
     CompletionReader,
-    Growing,
+    IncrementalDetokenizer,
     Prompt,
     bad,
     envelope,
@@ -163,7 +163,7 @@ class Completions(Service):
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
         head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
-        growing = [Growing(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
+        growing = [IncrementalDetokenizer(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
         sent = [""] * len(growing)
         grows = reader.writes_text and not reader.in_pieces and (reader.beams == 1 or body.temperature)
         while len(over) < len(growing):

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, TopPLogitsWarper
 
 from features.server import Server
 from features.server.waiting_texts import WaitingText
-from foundry.corpora.gaps import source_ids
+from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import decoded
 from foundry.modeling.found_answers import Engine
 from foundry.report.preview import UNCUT
@@ -88,7 +88,7 @@ def _within(value: Any, longest: Longest, what: str) -> Any:
     return value
 
 
-class Growing:
+class IncrementalDetokenizer:
     """The text of an answer that is being written: that of all its tokens, of which each call decodes the last ones.
 
     settled: the text that no further token changes, of the tokens before `end`. The last tokens are decoded with those
@@ -292,7 +292,7 @@ class CompletionReader:
         return Prompt(item, source_ids(self.tokenizer, item.texts, self.most), longest)
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
-        growing = Growing(self.for_stops)
+        growing = IncrementalDetokenizer(self.for_stops)
 
         def ends_text(tokens: list[int]) -> bool:
             text = growing.text(tokens).rstrip()
@@ -300,7 +300,7 @@ class CompletionReader:
 
         return ends_text
 
-    def so_far(self, growing: Growing, tokens: list[int], stops: list[str]) -> str:
+    def so_far(self, growing: IncrementalDetokenizer, tokens: list[int], stops: list[str]) -> str:
         """What no further token changes of the text of an answer that is being written."""
         growing.text([*tokens])
         held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
@@ -322,7 +322,7 @@ class CompletionReader:
         return choice
 
     def _log_probs(self, tokens: list[int], log_probs: list[float]) -> dict:
-        growing = Growing(self.tokenizer)
+        growing = IncrementalDetokenizer(self.tokenizer)
         places = [len(growing.text(tokens[:end]).rstrip()) for end in range(len(tokens))]
         names = self.tokenizer.convert_ids_to_tokens(tokens)
         return dict(tokens=names, token_logprobs=log_probs, top_logprobs=None, text_offset=places)

@@ -21,7 +21,7 @@ from features.server.app import Service, run
 from features.server.completions import Fields, bad, longest_of, values_of
 from features.server.waiting_texts import Counters, TextBatches, WaitingText
 from foundry.common.errors import UserError
-from foundry.common.machine import made_apart
+from foundry.common.machine import run_in_short_lived_thread
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_score
 from tasks.model_folders import LoadedEncoder
@@ -75,7 +75,7 @@ class EncoderService(Service):
         self.posts: dict[str, Callable] = {"/v1/classify": self.classify}
         if encoder.kind == "embedding":
             self.posts = {"/v1/embeddings": self.embed}
-            (empty,) = made_apart(partial(encoder.answer, [encoder.read("")]))
+            (empty,) = run_in_short_lived_thread(partial(encoder.answer, [encoder.read("")]))
             about["dimensions"] = len(empty["embedding"])
         super().__init__(args.model_name_or_path, feature, batches, about)
         self.longest = longest_of(encoder.most, feature.cut_sources)

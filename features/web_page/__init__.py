@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from foundry.common.flags import Rules, needs_packages, option
-from foundry.common.machine import made_apart
-from tasks.front import Front
+from foundry.common.machine import run_in_short_lived_thread
+from tasks.frontend import Frontend
 
 
 @dataclass
-class WebPage(Front):
+class WebPage(Frontend):
     """Shows the answers to what is typed, in place of answering a file."""
 
     _argument_group_name = "prediction"
@@ -31,4 +31,4 @@ class WebPage(Front):
     def encode(self, args: Any, load: Any) -> None:
         from features.web_page.page import show_encoder
 
-        show_encoder(args, made_apart(load))
+        show_encoder(args, run_in_short_lived_thread(load))

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from foundry.common.paths import user_cache
 from foundry.common.reports import start_summary
 from foundry.common.terminal import say
-from foundry.corpora.gaps import source_ids
+from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.modeling.found_answers import Engine
 from tasks.answering import Plan, answer_window, summary, tokenise
@@ -192,7 +192,7 @@ def open_page(
     import gradio
     from starlette.middleware import Middleware
 
-    thread = ThreadPoolExecutor(1, "answers")  # gradio takes any; see `made_apart`
+    thread = ThreadPoolExecutor(1, "answers")  # gradio takes any; see `run_in_short_lived_thread`
 
     def answered(*texts: str) -> list:
         for name, text in zip(inputs, texts, strict=True):

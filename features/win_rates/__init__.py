@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from foundry.common.flags import Rules, option
-from tasks.metrics.comparison import Comparison
+from tasks.metrics.extra_metric import ExtraMetric
 
 if TYPE_CHECKING:
     from tasks.entry import TaskEntry
 
 
 @dataclass
-class WinRates(Comparison):
+class WinRates(ExtraMetric):
     """Compares answers with those of another checkpoint."""
 
     _argument_group_name = "evaluation"

@@ -40,9 +40,9 @@ from foundry.common.secrets import is_secret
 from foundry.common.terminal import print_once
 from foundry.common.words import did_you_mean
 from foundry.features import NO_FEATURES
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 from foundry.modeling.weights import weights_of
-from foundry.publishing.publication import Publication
+from foundry.publishing.uploader import Uploader
 
 LARGEST_SEED = 2**32 - 1  # the largest that numpy takes
 # {flag whose default depends on the job (check_training): the value that transformers sees until then}
@@ -80,7 +80,7 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
         "optimizer and schedule": "optim learning_rate learning_rate_batch lr_scheduler_type warmup_steps "
         "warmup_start_factor final_learning_rate_factor weight_decay max_grad_norm z_loss",
         "speed and memory": "speed assume_gpu bf16 torch_compile activation_checkpointing deepspeed "
-        "loss_chunk_size bf16_residual keep_less generation_cache",
+        "loss_chunk_size bf16_residual recompute generation_cache",
         "evaluation and checkpoints": "logging_steps eval_strategy eval_steps per_device_eval_batch_size "
         "predict_with_generate generation_num_beams save_strategy save_steps save_total_limit load_best_model_at_end "
         "metric_for_best_model early_stopping_patience num_samples",
@@ -169,10 +169,11 @@ class T5TrainingArguments(Seq2SeqTrainingArguments):
     z_loss: float = option(0.0, "Factor of (log Z)^2, added to a token's loss; T5X: 1e-4.", at_least=0, at_most=1000)
     loss_chunk_size: int = option(0, "Compute logits for this many target tokens at a time. 0: all.", at_least=0)
     bf16_residual: bool = option(False, "With --bf16: keep the residual stream in bfloat16 too.")
-    keep_less: bool | None = option(
+    recompute: bool | None = option(
         None,
         "Uncompiled layers compute again what is cheap: with dropout 0.1 on a CPU, eager 0.27 of the bytes in 1.15 "
         "of the time, sdpa 0.22 in 0.92. Not set: on a CPU. false: transformers' layers.",
+        formerly="keep_less",
     )
     # Flags of transformers; 5.17 has only their older names: gradient_checkpointing and its _kwargs.
     activation_checkpointing: bool | None = option(
@@ -287,8 +288,8 @@ def _fit_to_machine(args: T5TrainingArguments) -> None:
     take_from_accelerate(args)
     if args.bf16 is None:
         args.bf16 = not args.use_cpu and has_bf16()
-    if args.keep_less is None:  # no GPU has timed it
-        args.keep_less = args.use_cpu and not args.assume_gpu
+    if args.recompute is None:  # no GPU has timed it
+        args.recompute = args.use_cpu and not args.assume_gpu
 
 
 def has_bf16() -> bool:
@@ -355,7 +356,7 @@ _RULES = (
         lambda args: not has_rank() and not args.dry_run and find_spec("mpi4py") is None,
         "needs a launcher, for one process too: torchrun --nproc_per_node 1 instead of python",
     ),
-    ("push_to_hub", lambda args: not args.features.of(Publication), "nothing that is installed uploads: leave it out"),
+    ("push_to_hub", lambda args: not args.features.of(Uploader), "nothing that is installed uploads: leave it out"),
     ("assume_gpu", lambda args: not args.dry_run, "only plans for another machine: add --dry_run"),
     (
         "trackio_static_space_id",
@@ -436,7 +437,7 @@ def settle_training(
     contradictions among them, and between them and the flags of data and model."""
     settled = args.replaced()
     decide_features(settled, data, model)
-    for learning in settled.features.of(Learning):
+    for learning in settled.features.of(TrainingMethod):
         job = learning.job(job)
     check_training(settled, job + weights_of(settled.features).suffix)
     return settled

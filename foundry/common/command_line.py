@@ -89,6 +89,7 @@ def flag_table(dataclass_types: list[type]) -> dict:
             flag["limits"] = limit
             flag["is_usual"] = name in usual
             flag["is_hidden"] = name in hidden or field.metadata.get("is_older", False)
+            add_former_name(flag, field.metadata.get("formerly"))
     grouped = []
     for title, names in _groups_of(classes).items():
         for name in names:
@@ -145,6 +146,17 @@ def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
         "default": flag.get("default"),
         "help": flag.get("help"),
     }
+
+
+def add_former_name(flag: dict, former: str | None) -> None:
+    """Lets a flag of the table be set by the name that it had until the last version too."""
+    if not former:
+        return
+    name = flag["name"]
+    for key in ("options", "switch"):
+        spellings = [option.replace(name, former).replace(name.replace("_", "-"), former) for option in flag[key]]
+        dashed = [option.replace("_", "-") for option in spellings]
+        flag[key] = list(dict.fromkeys([*flag[key], *spellings, *dashed]))
 
 
 def boolean(text: str) -> bool:

@@ -237,7 +237,7 @@ def in_background(work: Callable[[], object]) -> Future:
     return future
 
 
-def made_apart(make: Callable[[], Made]) -> Made:
+def run_in_short_lived_thread(make: Callable[[], Made]) -> Made:
     """make(), computed in a thread that ends with it: for a model that another thread asks later.
 
     On Linux the threads of torch's products (libgomp) wait for their next product without sleeping only while a process

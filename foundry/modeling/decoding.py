@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
-from foundry.modeling.decoding_layers import DECODERS, ENCODED_TOKENS, Layers, Memory
+from foundry.modeling.decoding_layers import DECODERS, ENCODED_TOKENS, KVCache, Layers
 from foundry.modeling.generation_settings import NEUTRAL
 
 REFILLED = 8  # sources are admitted when an eighth of the slots is free: encoded together, they take less time
@@ -259,7 +259,7 @@ class Decoding:
 
     def __init__(self, layers: Layers, search: Search, slots: int):
         self.layers, self.search, self.slots = layers, search, slots
-        self.memory = Memory(layers.decoder, slots, search.rows)
+        self.memory = KVCache(layers.decoder, slots, search.rows)
         self.places: list[Any] = []  # Rows or Beams of the sources in slots
 
     @property

@@ -1,7 +1,7 @@
 """The encoder of a T5 and one step of its decoder, written out over the model's own weights.
 
     layers = Layers(model)
-    memory = Memory(layers.decoder, slots=32, rows=1)
+    memory = KVCache(layers.decoder, slots=32, rows=1)
     memory.admit(layers.encoded(ids), lengths)     # 3 sources: their keys and values are computed once
     logits = layers.decoder.step(tokens, memory)   # [3, V], of the token that follows each of tokens [3]
     memory.drop(1)                                 # its answer has ended: the last source moves into its slot
@@ -197,7 +197,7 @@ class Decoder:
             self.biases = [module.compute_bias(1, known, **options).to(self.dtype) for module in modules]
         return [bias[..., -columns:] for bias in self.biases]
 
-    def step(self, tokens: torch.Tensor, memory: "Memory") -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, memory: "KVCache") -> torch.Tensor:
         """The logits [N, V] behind tokens [N], which are written into the memory."""
         memory.open_column()
         rows, per_source = (-1, self.heads, self.head_width), (-1, memory.rows, self.heads, self.head_width)
@@ -245,7 +245,7 @@ class Layers:
         return self.model.get_encoder()(input_ids=ids, attention_mask=is_text.long().to(device)).last_hidden_state
 
 
-class Memory:
+class KVCache:
     """Keys and values of the sources in slots and of what is written for them.
 
     All rows write into the same column; a source that is admitted later begins in a later one, and does not see the

@@ -1,7 +1,7 @@
 """Families of models: their sizes and parts, and the options that they do not support.
 
     shape = shape_of(model.config)              # shape.encoder.width, shape.decoder.layers ...
-    family_of(model.config).lacks               # {option: why it is refused}
+    family_of(model.config).unsupported_reason               # {option: why it is refused}
     output_head(model), stacks(model)
 
 A family is an entry of FAMILIES, here or in a feature, under its model_type in config.json. No other module reads
@@ -107,22 +107,22 @@ class Shape:
 class Family:
     """What differs between families of models; this class is T5 and its variants.
 
-    names: shown to users. lacks: {option: why it is refused}; an option is a flag's name, or "packing" (several
-    examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_scaled_by: the
+    names: shown to users. unsupported_reason: {option: why it is refused}; an option is a flag's name, or "packing"
+    (several examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_scaled_by: the
     setting of a configuration by which transformers scales the decoder's output before the head (`head_scale`), None:
     never. body: the attribute that holds the model without its head, if there is one. gap: a sentinel as the tokenizer
-    writes it. keeps_less: whether its layers have the forms of recomputed.py. rotary: whether the decoder takes
+    writes it. can_recompute: whether its layers have the forms of recomputed.py. rotary: whether the decoder takes
     positions, which restart in each example of a row. can_load_as_saved: whether buffers that need float32 keep it when
     a bfloat16 file is loaded in its own type.
     """
 
     names: str
-    lacks: dict[str, str] = field(default_factory=dict)
+    unsupported_reason: dict[str, str] = field(default_factory=dict)
     attentions: tuple[str, ...] | None = None
     head_scaled_by: str | None = "scale_decoder_outputs"
     body: str | None = None
-    gap: str = "<extra_id_{}>"
-    rotary, can_load_as_saved, keeps_less = False, True, True
+    sentinel: str = "<extra_id_{}>"
+    rotary, can_load_as_saved, can_recompute = False, True, True
 
     def attention(self, asked: str | None) -> str | None:
         """The attention to use: `asked`, else the family's only one, else None (transformers chooses). A family with
@@ -262,7 +262,7 @@ def shape_of(config: PreTrainedConfig) -> Shape:
 
 def refuse_lacking(config: PreTrainedConfig, option: str, shown: str | None = None) -> None:
     """Raises UserError if the family does not support `option`. shown: the flag and value to name, else `--option`."""
-    reason = family_of(config).lacks.get(option)
+    reason = family_of(config).unsupported_reason.get(option)
     if reason is not None:
         raise UserError(f"{shown or f'--{option}'}: {reason.format(kind=config.model_type)}")
 

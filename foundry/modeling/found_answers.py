@@ -23,7 +23,7 @@ from foundry.common.terminal import print_once
 from foundry.modeling.decoding import Answer, Search, Source, answers, drawn, model_lacks, search_lacks
 from foundry.modeling.decoding_layers import Layers
 from foundry.modeling.generation_settings import NEUTRAL, deciding_settings
-from foundry.modeling.loss import nats_of
+from foundry.modeling.loss import token_nll
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
 
 # Without beams, penalties and forbidden repetitions; transformers warns of two least lengths.
@@ -249,5 +249,5 @@ def log_probabilities(
     found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
     for part in parts(rows, size):
         wanted = part.pop("labels")
-        found.append(nats_of(model(**part).logits, wanted).neg())
+        found.append(token_nll(model(**part).logits, wanted).neg())
     return torch.cat(found)

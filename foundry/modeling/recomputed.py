@@ -2,7 +2,7 @@
 
 Values and gradients are those of transformers' layers.
 
-    keep_less(model)         # T5Trainer asks for it unless --keep_less false; torch.compile does as much by itself
+    recompute_cheap(model)   # T5Trainer asks for it with --recompute; torch.compile does as much by itself
 
 | part | keeps | computes again |
 |---|---|---|
@@ -39,12 +39,12 @@ from transformers.models.umt5 import modeling_umt5
 
 from foundry.modeling.onednn import is_faster, multiplied, weight_gradient
 
-T5_KEEPS_LESS = "t5_keeps_less"  # the attention's name among transformers' implementations
+T5_RECOMPUTED = "t5_keeps_less"  # the attention's name among transformers' implementations
 # Bytes of float32 scores in a block of attention: on a CPU what its second-level cache holds.
 BLOCK_BYTES = {"cpu": 2**20, "cuda": 2**28}
 
 
-def keep_less(model: torch.nn.Module) -> None:
+def recompute_cheap(model: torch.nn.Module) -> None:
     """Makes the model's layers keep less. A second call changes nothing."""
     configs: dict[int, PreTrainedConfig] = {}
     for module in model.modules():
@@ -56,7 +56,7 @@ def keep_less(model: torch.nn.Module) -> None:
             module.stack_config = module.config
             if id(module.config) not in configs:
                 configs[id(module.config)] = copy.copy(module.config)
-                configs[id(module.config)]._attn_implementation_internal = T5_KEEPS_LESS
+                configs[id(module.config)]._attn_implementation_internal = T5_RECOMPUTED
             module.config = configs[id(module.stack_config)]
 
 
@@ -67,7 +67,7 @@ def _subclass(less: type, plain: type) -> type:
 
 
 def is_plain_product(module: torch.nn.Module) -> bool:
-    """Whether a module is torch's linear layer, or that layer as `keep_less` left it."""
+    """Whether a module is torch's linear layer, or that layer as `recompute_cheap` left it."""
     return type(module) in (torch.nn.Linear, FAST_LINEAR)
 
 
@@ -433,7 +433,7 @@ def attention_that_keeps_less(
     return _BlockedAttention.apply(query, key, value, position_bias, attention_mask, bits, dropout, scaling), None
 
 
-AttentionInterface.register(T5_KEEPS_LESS, attention_that_keeps_less)
+AttentionInterface.register(T5_RECOMPUTED, attention_that_keeps_less)
 
 _T5 = (
     (modeling_t5, "T5"),

@@ -32,8 +32,8 @@ def model_source(features: Features) -> ModelSource:
 
 
 class Weights(Feature):
-    """Which weights are trained, and in which form the others are held (modeling/forms.py). Without such a feature all
-    are trained, in float32."""
+    """Which weights are trained, and in which form the others are held (modeling/weight_formats.py). Without such a
+    feature all are trained, in float32."""
 
     suffix: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
     # What to take if weights, gradients and optimizer are too much for the memory.

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from foundry.common.errors import UserError
-from foundry.corpora.gaps import source_ids
+from foundry.corpora.sentinels import source_ids
 from foundry.publishing.file_names import COMPARISON, POOLING, check_modules, named_files
 
 NEW_TOKENS = 32  # generated greedily for each text

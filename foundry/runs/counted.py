@@ -151,9 +151,9 @@ def pass_peaks(model: PreTrainedModel, args: Any, batch: Batch, how: CountedAs) 
     """{phase: bytes at its peak} of a micro-batch's forward and backward pass, on top of weights and optimizer states.
     In each phase the bytes are a number for the batch and one for each of its sequences.
 
-    model: with its frozen weights in their form (modeling/forms.py), perhaps on the meta device; it is not changed.
-    args: the training flags. An encoder alone reads sources and, if they have more than one token, targets. A model of
-    many layers is counted with few: in each phase of the passes a layer more adds the same.
+    model: with its frozen weights in their form (modeling/weight_formats.py), perhaps on the meta device; it is not
+    changed. args: the training flags. An encoder alone reads sources and, if they have more than one token, targets. A
+    model of many layers is counted with few: in each phase of the passes a layer more adds the same.
     """
     stacks_of_layers = list(_layers(model).values())
     counts = [len(layers) for layers in stacks_of_layers]
@@ -214,7 +214,7 @@ def prepare(model: PreTrainedModel, args: Any, how: CountedAs) -> None:
     terms = [LossTerm(_Copies(how.logit_copies), 1.0)] if how.logit_copies else []
     set_up_step(model, args, terms)
     for module in model.modules() if how.as_on_gpu and how.attention == "sdpa" else ():
-        if hasattr(module, "stack_config"):  # keep_less has replaced sdpa, as on a CPU
+        if hasattr(module, "stack_config"):  # recompute_cheap has replaced sdpa, as on a CPU
             module.config = module.stack_config
     model.train()
     if args.activation_checkpointing:

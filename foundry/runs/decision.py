@@ -1,6 +1,6 @@
 """Decides what a run is before any text or weight is read, in one frozen record.
 
-run = decide(argv)         # in the scripts: the flags, and what `settle` makes of them
+run = decide(argv)         # in the scripts: the flags, and what `resolve_flags` makes of them
 run.args.learning_rate     # every flag has its final value, and nothing changes one later
 """
 
@@ -55,7 +55,7 @@ class Decision:
         return {name: value for name, value in self.flags().items() if value != defaults.get(name) and value != []}
 
 
-def settle(
+def resolve_flags(
     title: str,
     model: ModelArguments,
     data: Any,

@@ -29,8 +29,8 @@ from foundry.common.ranks import processes_here
 from foundry.common.reports import human_bytes
 from foundry.model_t5 import build_config, count_parameters, is_adapted
 from foundry.modeling.families import shape_of
-from foundry.modeling.forms import weight_bytes
-from foundry.modeling.learning import held
+from foundry.modeling.training_method import held
+from foundry.modeling.weight_formats import weight_bytes
 from foundry.modeling.weights import weights_of
 from foundry.training.optimizers import check_muon, check_schedule
 
@@ -272,20 +272,20 @@ def needed_disk(model: PreTrainedModel, args: T5TrainingArguments) -> float:
 
 @dataclass(frozen=True)
 class Needs:
-    """Bytes that a run needs (memory, disk), and bytes that are available (memory_there, disk_there)."""
+    """Bytes that a run needs (memory, disk), and bytes that are available (available_memory, available_disk)."""
 
     memory: float
-    memory_there: float
+    available_memory: float
     disk: float
-    disk_there: float
+    available_disk: float
 
 
 def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
     """What a run of this model needs and what is available. All processes must call it."""
     gpu, folder = find_gpu(args), Path(args.output_dir)
-    memory_there = gpu.memory if gpu else available_memory()
-    disk_there = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
-    return Needs(needed_memory(model, args), memory_there, needed_disk(model, args), disk_there)
+    memory = gpu.memory if gpu else available_memory()
+    disk = disk_free(folder) + bytes_below(folder)  # an earlier run's files are replaced
+    return Needs(needed_memory(model, args), memory, needed_disk(model, args), disk)
 
 
 def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
@@ -293,16 +293,16 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
     check_warmup(args, steps)
     check_schedule(args, steps)
     check_muon(args, model)
-    if needs.disk > needs.disk_there and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
+    if needs.disk > needs.available_disk and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
         raise UserError(
             f"--output_dir {args.output_dir} will need {human_bytes(needs.disk)} and has "
-            f"{human_bytes(needs.disk_there)} free: use another disk, a smaller --save_total_limit or "
+            f"{human_bytes(needs.available_disk)} free: use another disk, a smaller --save_total_limit or "
             "--save_only_model"
         )
-    if needs.memory > needs.memory_there and not args.deepspeed and not _shards_by_fsdp(args):
+    if needs.memory > needs.available_memory and not args.deepspeed and not _shards_by_fsdp(args):
         raise UserError(
             f"{human_bytes(needs.memory)} are needed for weights, gradients and optimizer alone, and "
-            f"{human_bytes(needs.memory_there)} are available: use {weights_of(args.features).smaller}"
+            f"{human_bytes(needs.available_memory)} are available: use {weights_of(args.features).smaller}"
         )
 
 

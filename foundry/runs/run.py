@@ -33,7 +33,7 @@ from foundry.common.terminal import print_once
 from foundry.common.whole_folders import SAVING, is_disk_full, patiently, remove, what_is_left
 from foundry.model_t5 import count_parameters, dropout_of, is_adapted
 from foundry.modeling.families import shape_of
-from foundry.modeling.learning import held
+from foundry.modeling.training_method import held
 from foundry.modeling.weights import adapters
 from foundry.report.preview import LINES, print_preview, recorded
 from foundry.report.report import Report
@@ -154,7 +154,7 @@ class TrainingRun(Run):
         preview = report.shown(args.dry_run)
         self.reported: dict[str, Any] = {"read": {"shown": recorded(self.trainer.processing_class, preview)}}
         self.reported |= {"unknown_share": report.unknown, "lost_by_the_tokenizer": plan["lost by the tokenizer"]}
-        if needs.memory <= needs.memory_there:
+        if needs.memory <= needs.available_memory:
             plan["time"] = described_time(self.trainer, steps - self.step, self._flops())
         self.rows_of_plan = {row: text for row, text in plan.items() if text is not None}
         if args.dry_run:  # its longest part first, and the plan last
@@ -222,12 +222,12 @@ class TrainingRun(Run):
         parts = ", ".join(["weights", "gradients", "optimizer", *held(args.features, args)])
         of_step = self.decision.speed.memory or "plus activations, which --dry_run counts"
         rows["memory"] = (
-            f"{human_bytes(needs.memory)} ({parts}), {of_step}; {human_bytes(needs.memory_there)} available"
+            f"{human_bytes(needs.memory)} ({parts}), {of_step}; {human_bytes(needs.available_memory)} available"
         )
         rows["disk"] = human_bytes(needs.disk)
         if not args.save_total_limit and args.save_strategy != "no":
             rows["disk"] += " and all later checkpoints"
-        rows["disk"] += f" in {self.output_dir}; {human_bytes(needs.disk_there)} free"
+        rows["disk"] += f" in {self.output_dir}; {human_bytes(needs.available_disk)} free"
         return rows
 
     def _described_batch(self) -> str:

@@ -23,7 +23,7 @@ from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
 from foundry.common.machine import bf16_units, lacks_compiler, triton_lacks
 from foundry.model_t5 import flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.families import family_of, shape_of
-from foundry.modeling.forms import FORMS
+from foundry.modeling.weight_formats import WEIGHT_FORMATS
 from foundry.modeling.weights import weights_of
 from foundry.runs.memory import Gpu, Launcher, find_gpu, find_launcher, peaks_of
 from foundry.runs.step_memory import NotCounted, StepMemory, StepSettings
@@ -93,7 +93,7 @@ class Speed:
     dataloader_prefetch_factor: int | None
     packing: bool | None = None
     bf16_residual: bool = False
-    keep_less: bool = False
+    recompute: bool = False
     tf32: bool = False
     expandable_segments: bool = False
     form: str | None = None
@@ -123,7 +123,7 @@ _OF_FLAGS = (
     "dataloader_prefetch_factor",
     "packing",
     "bf16_residual",
-    "keep_less",
+    "recompute",
 )
 # Names of choices for which there is no flag.
 MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
@@ -213,7 +213,7 @@ def _bf16(gpu: Gpu | None, job: TrainingJob, _args, launcher: Launcher, _chosen:
 
 def _residual(_gpu: None, job: TrainingJob, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:
     """For pre-training on a CPU with AMX. With AVX512-BF16 it gains nothing; on a GPU that is not known yet."""
-    if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).lacks:
+    if not chosen["bf16"].value or "bf16_residual" in family_of(job.config).unsupported_reason:
         return None
     if job.earlier:
         return bool(job.earlier.get("bf16_residual")), RESUMED
@@ -249,7 +249,7 @@ def attention_on_a_cpu(source: int) -> str:
 def _compilation(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
     family = family_of(job.config)
     bring_in = {"fsdp2": "FSDP2", "zero3": "ZeRO-3"}
-    if "torch_compile" in family.lacks:
+    if "torch_compile" in family.unsupported_reason:
         return False, f"{family.names} cannot be compiled"
     if launcher.sharding in bring_in:
         return False, f"{bring_in[launcher.sharding]} gathers weights module by module"
@@ -289,7 +289,7 @@ def _uncompiled_seconds(gpu: Gpu | None, job: TrainingJob, args, launcher: Launc
 def _packing(gpu: Gpu | None, job: TrainingJob, args, _launcher: Launcher, _chosen: dict) -> tuple[bool, str] | None:
     """Packs on a CPU, where padding costs as much as text. The gain on a GPU is not known yet: nothing is chosen."""
     family = family_of(job.config)
-    if "packing" in family.lacks:
+    if "packing" in family.unsupported_reason:
         return False, f"{family.names} has no masks for it"
     if job.shapes or args.torch_compile:
         return False, "every packed batch has another shape"
@@ -350,7 +350,7 @@ def described_forms(memory: StepMemory, step: StepSettings) -> str:
     """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
     fit."""
     shown = []
-    for form in FORMS if step.bf16 else ("float32", "int8", "nf4"):
+    for form in WEIGHT_FORMATS if step.bf16 else ("float32", "int8", "nf4"):
         try:
             needed = memory.needed(step._replace(form=form))
         except NotCounted as error:
@@ -378,7 +378,7 @@ def decide_speed(job: TrainingJob, args) -> Speed:
     this."""
     gpu, launcher = find_gpu(args), find_launcher(args)
     speed = _decided(gpu, launcher, job, args)
-    memory = StepMemory(gpu, job, args.replaced(keep_less=speed.keep_less), launcher)
+    memory = StepMemory(gpu, job, args.replaced(recompute=speed.recompute), launcher)
     values = vars(speed) | {"attn_implementation": speed.attention, FORM: speed.form}
     accumulates = speed.gradient_accumulation_steps > 1
     step = _step_of(values, job)._replace(size=speed.per_device_train_batch_size, accumulates=accumulates)
@@ -391,9 +391,9 @@ def decide_speed(job: TrainingJob, args) -> Speed:
 
 def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Speed:
     flags = {name: getattr(args, name) for name in _OF_FLAGS if hasattr(args, name)}
-    if "keep_less" not in args.given:
-        flags["keep_less"] = job.earlier.get("keep_less", args.keep_less)
-    args = args.replaced(keep_less=flags["keep_less"])
+    if "recompute" not in args.given:  # older runs recorded it as keep_less
+        flags["recompute"] = job.earlier.get("recompute", job.earlier.get("keep_less", args.recompute))
+    args = args.replaced(recompute=flags["recompute"])
     speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
     if args.speed == "plain":
         return speed

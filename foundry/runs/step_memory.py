@@ -17,8 +17,8 @@ from foundry.common.ranks import processes_here
 from foundry.common.reports import first_line, human_bytes
 from foundry.common.words import listed
 from foundry.model_t5 import dropout_of, set_dropout
-from foundry.modeling.forms import weight_bytes
-from foundry.modeling.learning import Learning, held
+from foundry.modeling.training_method import TrainingMethod, held
+from foundry.modeling.weight_formats import weight_bytes
 from foundry.modeling.weights import weights_of
 from foundry.runs.counted import Batch, CountedAs, pass_peaks, update_bytes
 from foundry.runs.memory import Gpu, Launcher, state_bytes
@@ -99,7 +99,7 @@ class StepMemory:
             notes.append("counted uncompiled: compiled it keeps less")
         if step.form == "nf4":
             notes.append("counted as int8, since nf4 cannot be")
-        others = [each for each in self.args.features.of(Learning) if type(each).loss is not Learning.loss]
+        others = [each for each in self.args.features.of(TrainingMethod) if type(each).loss is not TrainingMethod.loss]
         if names := [type(each).__module__.split(".")[1] for each in others if not each.logit_copies]:
             notes.append(f"counted with the loss of targets, not that of {listed(names)}")
         if self.gpu and not self._has_fake_gpu:
@@ -132,7 +132,7 @@ class StepMemory:
             args = self.args.replaced(
                 bf16=step.bf16,
                 torch_compile=False,
-                keep_less=self.args.keep_less and not step.compiled,
+                recompute=self.args.recompute and not step.compiled,
                 bf16_residual=step.bf16_residual and step.bf16,
             )
             job, model = self.job, self._model(step)
@@ -164,7 +164,7 @@ class StepMemory:
 
     def _counted(self, step: StepSettings, count: Callable[[CountedAs], Any]) -> Any:
         """What is counted on tensors of this machine's GPU or, where torch cannot, on a CPU's that stand for them."""
-        copies = sum(each.logit_copies for each in self.args.features.of(Learning))
+        copies = sum(each.logit_copies for each in self.args.features.of(TrainingMethod))
         how = CountedAs(
             step.attention if step.attention in ("eager", "sdpa") else "sdpa",
             accumulates=step.accumulates,

@@ -221,7 +221,7 @@ def _random_numbers(path: Path) -> None:
 def _losses(path: Path) -> None:
     state = read_json(path)
     _ = float(state["running_loss"]), float(state["total_loss"]), int(state["last_logged_step"])
-    _ = state["owed_evaluation"] is None or state["owed_evaluation"]["save_was_due"]
+    _ = state["pending_evaluation"] is None or state["pending_evaluation"]["save_was_due"]
     _ = [int(count) for count in RowsRead(**state.get(ROWS_READ, {})).record().values()]
 
 
@@ -513,7 +513,7 @@ def is_restart(folder: Path) -> bool:
 # ---------------------------------------------------------------- the loss that is being averaged
 def save_loss_state(folder: Path, rank: int, state: dict, texts: dict | None = None) -> None:
     """Writes what Trainer does not save, so that a resumed run logs the same means: {"running_loss": this rank's sum of
-    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "owed_evaluation", and perhaps
+    losses since the last log, "total_loss": sum up to that log, "last_logged_step", "pending_evaluation", and perhaps
     lists of sums, of callbacks of features}. texts: what holds texts of the data or token ids, for the folder
     TEXTS."""
     (folder / f"loss_state_{rank}.json").write_text(json.dumps(state) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from constants import IGNORE_INDEX
 from foundry.corpora.chunks import longest_first, row_lengths
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import AnswerFinder, is_sharded
-from foundry.modeling.loss import STATISTICS, nats_of
+from foundry.modeling.loss import STATISTICS, token_nll
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
 from foundry.modeling.segment_masks import SEGMENTS, side_by_side
 from foundry.training.row_order import batch_loader
@@ -46,7 +46,7 @@ class EvaluationTask:
 
 
 @contextlib.contextmanager
-def kept_random_numbers(device: torch.device) -> Iterator[None]:
+def preserve_rng_state(device: torch.device) -> Iterator[None]:
     """Restores the random generators of Python, NumPy and torch after the block, as if it had drawn nothing. device:
     whose generator is restored beside the CPU's."""
     python = random.getstate()
@@ -158,11 +158,11 @@ def score_rows(
         if gold is not None or len(texts) > 1:
             own = logits[torch.arange(rows, device=device)[:, None], where]
         correct = written.gather(1, where).eq(labels)
-        nats = nats_of(own, labels)
+        nats = token_nll(own, labels)
         statistics[:, :4] = _teacher_forced(nats, labels, correct)
         if "rejected" in inputs:
             others = inputs["rejected"]
-            inputs = inputs | {"rejected_nats": nats_of(logits[:, : others.shape[1]], others).sum(-1)}
+            inputs = inputs | {"rejected_nats": token_nll(logits[:, : others.shape[1]], others).sum(-1)}
         if more is not None:
             statistics = torch.cat([statistics, more(nats, labels, correct, inputs)], dim=1)
     if num_classes:
@@ -191,7 +191,7 @@ def _teacher_forced(nats: torch.Tensor, labels: torch.Tensor, correct: torch.Ten
 
 
 # ---------------------------------------------------------------- a batch of the trainer's
-def scored(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | None) -> RowScores:
+def score_batch(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | None) -> RowScores:
     """What `score_rows` says of a batch. Scores few rows at a time, to limit memory: 64 rows of 128 tokens have 8 GB of
     logits with mT5's vocabulary. Under ZeRO-3 and FSDP2 all at once, since all ranks must make the same number of
     forward passes."""
@@ -214,7 +214,9 @@ def scored(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tensor | 
     return RowScores(statistics, torch.cat([scores.encoded for scores in found]))
 
 
-def answered(trainer: Any, inputs: dict, encoded: torch.Tensor | None, finder: AnswerFinder | None) -> torch.Tensor:
+def generate_answers(
+    trainer: Any, inputs: dict, encoded: torch.Tensor | None, finder: AnswerFinder | None
+) -> torch.Tensor:
     """The answers [B, T] to the sources of a batch, behind the token that the decoder reads first. encoded: the
     encoder's output, if it is known. finder: that of the evaluation."""
     model, device = trainer.model, trainer.args.device

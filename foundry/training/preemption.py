@@ -124,8 +124,8 @@ class PreemptionCallback(TrainerCallback):
             raise EvaluationStopped
 
     def owe_evaluation(self) -> None:
-        """Notes for the checkpoint that an evaluation was due: the run that resumes makes it (owed_evaluation)."""
-        self.trainer.checkpoints.owed_evaluation = {"save_was_due": self.save_was_due}
+        """Notes for the checkpoint that an evaluation was due: the run that resumes makes it (pending_evaluation)."""
+        self.trainer.checkpoints.pending_evaluation = {"save_was_due": self.save_was_due}
 
     def _stop(self, name: str, args: TrainingArguments, state: TrainerState, where: str = "") -> None:
         if args.save_strategy == "no":

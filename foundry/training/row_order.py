@@ -27,7 +27,7 @@ from foundry.arguments.training import T5TrainingArguments, global_batch_size
 from foundry.common.reports import read_json
 from foundry.common.terminal import say
 from foundry.corpora.chunks import EpochSampler, OrderedRows, RowSampler, row_lengths
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 from foundry.training.batching import FilledRows, OneShapeCollator, PackingCollator
 from foundry.training.own_stream import OwnStream
 from foundry.training.preemption import SIGNALS
@@ -114,7 +114,7 @@ class TrainingRows:
                 rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
                 order = rows.order
         collator = self.collator or self.trainer.data_collator
-        for learning in self.args.features.of(Learning):
+        for learning in self.args.features.of(TrainingMethod):
             collator = learning.collator(collator)
         return rows, order, collator
 

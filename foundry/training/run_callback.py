@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 from foundry.common.errors import UserError
 from foundry.common.words import listed
 from foundry.features import Features
-from foundry.modeling.learning import Learning
+from foundry.modeling.training_method import TrainingMethod
 
 
 class RunCallback(TrainerCallback):
@@ -53,7 +53,7 @@ class RunCallback(TrainerCallback):
 def callbacks_of(features: Features, trainer: Any) -> list[RunCallback]:
     """Those that the features of a run need. UserError for two features that both say by what a loss is divided."""
     found, dividing = [], []
-    for learning in features.of(Learning):
+    for learning in features.of(TrainingMethod):
         callbacks = learning.callbacks(trainer)
         found += callbacks
         if any(callback.gives_divisor() for callback in callbacks):

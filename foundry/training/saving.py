@@ -36,13 +36,13 @@ from foundry.training.rows_read import SAVED_AS as ROWS_READ
 from foundry.training.rows_read import SINCE
 
 if TYPE_CHECKING:
-    from foundry.publishing.publication import Uploads
+    from foundry.publishing.uploader import Uploads
 
 
 class CheckpointWriter:
     """Writes a run's checkpoints, each whole or absent, and restores what Trainer does not.
 
-    is_leaving: whether a signal or the time limit stops the run; set by PreemptionCallback. owed_evaluation:
+    is_leaving: whether a signal or the time limit stops the run; set by PreemptionCallback. pending_evaluation:
     {"save_was_due"}, if the run stopped before an evaluation that was due, or in it: the run that resumes makes it.
     saved_step: the step of the last checkpoint in --output_dir. is_saving: whether one is being written into _saving/.
     uploads: in the one process that makes them. trainer: the T5Trainer.
@@ -51,7 +51,7 @@ class CheckpointWriter:
     def __init__(self, trainer: Any, uploads: "Uploads | None"):
         self.trainer, self.uploads = trainer, uploads
         self.is_leaving = self.is_saving = False
-        self.owed_evaluation: dict | None = None
+        self.pending_evaluation: dict | None = None
         self.saved_step: int | None = None
         self._put_off: Exception | None = None  # the error of a full disk, kept until all ranks have written
 
@@ -138,7 +138,7 @@ class CheckpointWriter:
         """Writes what Trainer does not save and a run that goes on needs (`restore_loss_state`)."""
         trainer = self.trainer
         losses = {"running_loss": trainer._tr_loss.item(), "total_loss": trainer._total_loss_scalar}
-        losses |= {"last_logged_step": trainer._globalstep_last_logged, "owed_evaluation": self.owed_evaluation}
+        losses |= {"last_logged_step": trainer._globalstep_last_logged, "pending_evaluation": self.pending_evaluation}
         losses |= {ROWS_READ: trainer.rows.read.record(), SINCE: trainer.rows.same_batch.record()}
         texts: dict = {}
         for callback in trainer.feature_callbacks:
@@ -220,7 +220,7 @@ class CheckpointWriter:
             self.trainer._tr_loss.fill_(state["running_loss"])
             self.trainer._total_loss_scalar = state["total_loss"]
             self.trainer._globalstep_last_logged = state["last_logged_step"]
-            self.owed_evaluation = state["owed_evaluation"]
+            self.pending_evaluation = state["pending_evaluation"]
             for callback in self.trainer.feature_callbacks:
                 callback.restore(state)
 

@@ -23,7 +23,7 @@ from foundry.corpora.reading import as_list
 from foundry.features import features_of
 from tasks.entry import TaskEntry
 from tasks.metrics import answers, general
-from tasks.metrics.comparison import Comparison
+from tasks.metrics.extra_metric import ExtraMetric
 from tasks.registry import INVALID, number_text, value_of_text
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def _check_module(name: str, kind: str, where: str) -> None:
         near = did_you_mean(name, METRICS)
         for feature in features_of("evaluate_t5"):
             for flag in dataclasses.fields(feature):
-                if not near and issubclass(feature, Comparison) and flag.name.startswith(f"{name}_"):
+                if not near and issubclass(feature, ExtraMetric) and flag.name.startswith(f"{name}_"):
                     near = f", but evaluate_t5.py has --{flag.name}"
         raise UserError(
             f"{where} unknown{near}. Known are {', '.join(METRICS)}, and what `evaluate.load` takes (a folder, a Hub "

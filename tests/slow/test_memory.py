@@ -85,7 +85,7 @@ class CountTest(parameterized.TestCase):
         with mock.patch.object(counted, "FEW_LAYERS", 4):
             self.assertLess(abs(max(pass_peaks(model, args, case.batch, how).values()) / exact - 1), 0.01)
 
-    @parameterized.parameters(dict(), dict(keep_less=False, bf16=True), dict(activation_checkpointing=True))
+    @parameterized.parameters(dict(), dict(recompute=False, bf16=True), dict(activation_checkpointing=True))
     def test_it_is_what_the_trainer_s_step_holds(self, **flags):
         """Two steps of two micro-batches."""
         case = small(CASES["less_eager"])._replace(flags=flags)

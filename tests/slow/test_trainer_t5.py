@@ -55,7 +55,7 @@ from foundry.runs.decision import Decision
 from foundry.runs.memory import device_peak_flops
 from foundry.runs.run import TrainingRun
 from foundry.trainer_t5 import T5Trainer
-from foundry.training.evaluation import scored
+from foundry.training.evaluation import score_batch
 from foundry.training.optimizers import learning_rate_factor
 from foundry.training.saving import load_weights
 
@@ -466,8 +466,8 @@ class ResumeTest(TrainerTest):
         """The dropout masks are the same, so that only rounding tells the losses apart; the bytes kept differ."""
         flags = dict(max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="no", logging_steps=1)
         whole, resumed = (
-            trained(self.folder / name, resume, model=make_model(dropout_rate=0.1), keep_less=keep_less, **flags)
-            for name, resume, keep_less in (
+            trained(self.folder / name, resume, model=make_model(dropout_rate=0.1), recompute=recompute, **flags)
+            for name, resume, recompute in (
                 ("whole", None, first),
                 ("resumed", str(self.folder / "whole" / "checkpoint-2"), not first),
             )
@@ -477,7 +477,7 @@ class ResumeTest(TrainerTest):
         for trainer in (whole, resumed):
             model, inputs = trainer.model.train(), next(iter(trainer.get_train_dataloader()))
             found = kept_bytes(lambda m=model, i=inputs: m(**i)["loss"], model.parameters())
-            kept[trainer.args.keep_less] = found.activations
+            kept[trainer.args.recompute] = found.activations
         self.assertLess(kept[True], 0.8 * kept[False])
 
     @parameterized.parameters("adamw_rms_scaled", "adamw_torch", "muon", "adafactor")
@@ -662,7 +662,7 @@ class ClassScoringTest(TrainerTest):
             batch = pad_rows([row | {"labels": labels} for row in data] if labels else data)
             batch["labels"] = F.pad(batch["labels"], (0, padding.get("more", 0)), value=-100)
             with mock.patch.object(trainer.model, "forward", wraps=trainer.model.forward) as forward, torch.no_grad():
-                found = scored(trainer, trainer.model, batch, batch["labels"]).statistics
+                found = score_batch(trainer, trainer.model, batch, batch["labels"]).statistics
             return found.numpy(), forward.call_args.kwargs["decoder_input_ids"].shape[1]
 
         found, positions = statistics(more=4)
@@ -829,13 +829,13 @@ class RunTest(TrainerTest):
         trainer = self.patient_trainer(3)
         loop = trainer.evaluation_loop
 
-        def scored(*args, **kwargs):
+        def score_batch(*args, **kwargs):
             found = loop(*args, **kwargs)
             found.metrics.update(eval_loss=next(losses), eval_score=next(scores))
             return found
 
         self.start(trainer)
-        with mock.patch.object(trainer, "evaluation_loop", scored):
+        with mock.patch.object(trainer, "evaluation_loop", score_batch):
             quietly(trainer.train)
         self.assertEqual(trainer.state.global_step, 8, "patience counts scores alone")
         self.assertEndsWith(trainer.state.best_model_checkpoint, "checkpoint-4")

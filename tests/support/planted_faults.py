@@ -173,8 +173,8 @@ foundry/modeling/loss.py, seen by slow/test_step.py
   + total = (nats * counted[:, None]).sum()
 foundry/modeling/loss.py, seen by unit/test_families.py slow/test_step.py features/gemma/test_gemma_families.py
   slope_of_the_soft_cap
-  - slope = 1 - bent.square() if wants_gradient else None
-  + slope = 1 - bent.abs() if wants_gradient else None
+  - d_cap = 1 - capped.square() if wants_gradient else None
+  + d_cap = 1 - capped.abs() if wants_gradient else None
 
 # streams, the order of rows
 features/streams/lanes.py, seen by features/streams/test_streams.py
@@ -244,8 +244,8 @@ foundry/training/saving.py, seen by slow/test_checkpoints.py
   - self.trainer._tr_loss.fill_(state["running_loss"])
   + self.trainer._tr_loss.fill_(0.0)
   an_owed_evaluation_is_forgotten
-  - self.owed_evaluation = state["owed_evaluation"]
-  + self.owed_evaluation = None
+  - self.pending_evaluation = state["pending_evaluation"]
+  + self.pending_evaluation = None
 foundry/training/saving.py, seen by slow/test_trainer_t5.py
   a_missing_weight_is_not_seen
   - difference_of_names(names - weights.keys() - model.all_tied_weights_keys.keys(), weights.keys() - known)

@@ -50,7 +50,7 @@ class Case(NamedTuple):
 
 
 _LONG = Batch(2, 768, 64, masked=True)
-_PLAIN, _AGAIN = dict(keep_less=False), dict(activation_checkpointing=True)
+_PLAIN, _AGAIN = dict(recompute=False), dict(activation_checkpointing=True)
 CASES = {
     "less_eager": Case("t5_v1_1", {}, "eager"),
     "less_sdpa": Case("t5_v1_1", {}, "sdpa"),

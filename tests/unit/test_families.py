@@ -114,7 +114,7 @@ class FamiliesTest(parameterized.TestCase):
                 for attention in {"eager", "sdpa"} - {*family.attentions}:
                     with self.assertRaisesRegex(ValueError, f"--attn_implementation {attention}: "):
                         check_options(config, attention)
-            for option in family.lacks.keys() & {"bf16_residual", "torch_compile"}:
+            for option in family.unsupported_reason.keys() & {"bf16_residual", "torch_compile"}:
                 with self.assertRaisesRegex(ValueError, f"--{option}: .*not .*{kind} models"):
                     check_options(config, training_args=SimpleNamespace(**{option: True}))
 

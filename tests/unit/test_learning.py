@@ -8,14 +8,14 @@ from transformers import T5Config
 
 from foundry.common.errors import UserError
 from foundry.features import Features
-from foundry.modeling.learning import Learning, losses_of
 from foundry.modeling.loss import LossTerm
+from foundry.modeling.training_method import TrainingMethod, losses_of
 from foundry.training.checkpoints import check_resumed
 from foundry.training.run_callback import RunCallback, callbacks_of
 
 
 @dataclasses.dataclass
-class Term(Learning):
+class Term(TrainingMethod):
     """A term of the loss of each token."""
 
     decisive = ("term",)
@@ -29,7 +29,7 @@ class Term(Learning):
 
 
 @dataclasses.dataclass
-class Whole(Learning):
+class Whole(TrainingMethod):
     """A loss in place of that of tokens."""
 
     def is_on(self) -> bool:

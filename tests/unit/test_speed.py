@@ -57,7 +57,7 @@ class MicroBatchTest(parameterized.TestCase):
         (64, 0.0, {}, "", None),
         (4, 0.0, {}, "", (8, 16)),
         (2.5, 0.1, {}, "", (2, 64)),
-        (2.5, 0.1, dict(keep_less=False), "", (2, 64)),
+        (2.5, 0.1, dict(recompute=False), "", (2, 64)),
         (1, 0.0, {}, "", (32, 4)),
         (1, 0.0, {}, "SelfAttention.q", (2, 64)),
     )

@@ -27,7 +27,7 @@ LINES = (
     {"constants"},  # and features/__init__.py, as any `__init__.py` that imports nothing
     {"foundry.common"},
     {"foundry.features"},
-    {"foundry.corpora", "foundry.report", "foundry.modeling", "foundry.publishing.publication", "data_collator_t5"},
+    {"foundry.corpora", "foundry.report", "foundry.modeling", "foundry.publishing.uploader", "data_collator_t5"},
     {"foundry.arguments", "foundry.model_t5"},
     {"foundry.data_t5", "foundry.text_source", "foundry.objectives", "foundry.publishing"},
     {"foundry.training"},

@@ -28,7 +28,7 @@ from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.tokenizers import encode_targets, load_tokenizer, plain_encoder
 from foundry.model_t5 import create_model, dropout_of, flops_per_sequence, load_model, set_dropout
 from foundry.modeling.families import family_of, output_head, shape_of, stacks
-from foundry.modeling.loss import compute_loss_in_forward, nats_of
+from foundry.modeling.loss import compute_loss_in_forward, token_nll
 from foundry.modeling.new_vocabulary import change_vocabulary
 from foundry.modeling.segment_masks import enable_packing
 from foundry.objectives.objective_types import objective_type
@@ -221,7 +221,7 @@ class OfficialTest(parameterized.TestCase):
         labels = batch.pop("labels")
         self.assertLen(labels, 2 if kind == "packed" else 3)
         with torch.no_grad():
-            nats = nats_of(model(**batch).logits, labels)[labels.ne(IGNORE_INDEX)]
+            nats = token_nll(model(**batch).logits, labels)[labels.ne(IGNORE_INDEX)]
         (_, short), (_, long) = self.EXAMPLES
         torch.testing.assert_close(nats, torch.tensor(long + short + short), rtol=0, atol=2e-4)
 

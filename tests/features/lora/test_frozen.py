@@ -15,11 +15,11 @@ from features.lora.frozen import freeze
 from features.lora.low_rank import add_low_rank
 from foundry.model_t5 import count_parameters, load_model
 from foundry.modeling.families import is_tied, output_head
-from foundry.modeling.forms import FORMS, frozen_layers, weight_bytes
 from foundry.modeling.layers import checkpoint_blocks_only
 from foundry.modeling.loss import compute_loss_in_forward
+from foundry.modeling.weight_formats import WEIGHT_FORMATS, frozen_layers, weight_bytes
 
-LOW = FORMS[1:]
+LOW = WEIGHT_FORMATS[1:]
 
 
 def dequantised(matrix: torch.Tensor, form: str) -> torch.Tensor:
@@ -136,7 +136,7 @@ class FrozenTest(parameterized.TestCase):
         self.assertNotEqual(found, wanted)
         self.assertLess(abs(found / wanted - 1), 0.01)
 
-    @parameterized.product(family=("t5_v1_0", "t5_v1_1", *GEMMA), form=FORMS)
+    @parameterized.product(family=("t5_v1_0", "t5_v1_1", *GEMMA), form=WEIGHT_FORMATS)
     def test_what_the_plan_counts_is_what_the_weights_take(self, family, form):
         plain, model = self.model(family), self.model(family)
         if form != "float32":

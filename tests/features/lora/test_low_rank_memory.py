@@ -12,7 +12,7 @@ from constants import MODEL_SHAPES
 from features.lora.low_rank import add_low_rank
 from foundry.common.reports import human_count
 from foundry.model_t5 import build_config, count_parameters, create_model, set_dropout
-from foundry.modeling.forms import FORMS
+from foundry.modeling.weight_formats import WEIGHT_FORMATS
 from foundry.runs.step_memory import RESERVE
 
 ROOT = Path(constants.__file__).parent
@@ -59,9 +59,10 @@ def row_of(name: str) -> str:
         add_low_rank(model, 16, "base")
     set_dropout(model, 0.1)
     memory, step = memory_on_a_gpu(model, 128)
-    sizes = {form: memory.needed(step._replace(form=form)) for form in FORMS}
+    sizes = {form: memory.needed(step._replace(form=form)) for form in WEIGHT_FORMATS}
     fitting = [
-        next((form for form in FORMS if sizes[form] <= (1 - RESERVE) * gpu * 1e9), "-") for gpu in (8, 16, 24, 48, 80)
+        next((form for form in WEIGHT_FORMATS if sizes[form] <= (1 - RESERVE) * gpu * 1e9), "-")
+        for gpu in (8, 16, 24, 48, 80)
     ]
     weights = count_parameters(model) - count_parameters(model, True)
     cells = [f"`{name}`", human_count(weights), *(f"{size / 1e9:.1f}" for size in sizes.values()), *fitting]

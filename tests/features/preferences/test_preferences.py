@@ -28,8 +28,8 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.errors import UserError
 from foundry.features import Features, features_of
 from foundry.model_t5 import build_config, create_model, load_model
-from foundry.modeling.learning import Learning
 from foundry.modeling.loss import STATISTICS, compute_loss_in_forward
+from foundry.modeling.training_method import TrainingMethod
 from foundry.training.batching import FilledRows, padding_collator
 from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
@@ -536,7 +536,7 @@ class RecordsTest(parameterized.TestCase):
 
     def test_a_model_from_scratch_has_no_preferences(self):
         tasks, args = self.parsed("--preference dpo")
-        learning = args.features.first(Learning)
+        learning = args.features.first(TrainingMethod)
         self.assertEqual(learning.job(tasks.job(True)), "learning preferences")
         with self.assertRaisesRegex(UserError, "--preference dpo: begins with a model that does the task already"):
             learning.job(tasks.job(False))

@@ -22,7 +22,7 @@ import predict_t5
 from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
 from features.prompt.prompt import answers_to, prompt, spans
-from foundry.corpora.gaps import gap_encoder
+from foundry.corpora.sentinels import gap_encoder
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import Answer

@@ -220,7 +220,7 @@ class ServerTest(TestCase):
         return [row["prediction"] for row in rows]
 
     def test_one_living_thread_has_computed(self):
-        """Two would wait for each other's products: see `made_apart`."""
+        """Two would wait for each other's products: see `run_in_short_lived_thread`."""
         with threads_of_products() as found, served("--model_name_or_path", workspace() / "export") as it:
             it.texts(prompt=TEXTS)
             living = [thread for thread in found if thread.is_alive()]
@@ -610,14 +610,14 @@ class ServerTest(TestCase):
             if number == 2000:
                 batches.close()
 
-        class Counted(decoding.Memory):
+        class Counted(decoding.KVCache):
             def __init__(self, *args):
                 super().__init__(*args)
                 memories.append(self)  # of each batch
 
         for _ in range(20):
             put()
-        with mock.patch.object(decoding, "Memory", Counted):
+        with mock.patch.object(decoding, "KVCache", Counted):
             batches.run()
         self.assertLen(sizes, 2000)
         self.assertLessEqual(most_living, 20 + 2 * 8)
@@ -709,7 +709,7 @@ class GrowingTest(parameterized.TestCase):
                 place = chooser.randrange(len(tokens))
                 tokens[place:place] = tokenizer(text)["input_ids"][: chooser.randrange(1, 30)]
             (whole,) = decoded(tokenizer, [tokens])
-            growing, end, before = completions.Growing(tokenizer), 0, ""
+            growing, end, before = completions.IncrementalDetokenizer(tokenizer), 0, ""
             while end < len(tokens):
                 end += chooser.choice((1, 1, 1, 2, 5))
                 self.assertEqual([growing.text(tokens[:end])], decoded(tokenizer, [tokens[:end]]), tokens[:end])

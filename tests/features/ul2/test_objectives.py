@@ -29,7 +29,7 @@ from features.ul2.denoisers import (
 from foundry.common.errors import UserError
 from foundry.corpora.chunks import SomeExamples
 from foundry.corpora.tokenizers import load_tokenizer
-from foundry.modeling.loss import nats_of
+from foundry.modeling.loss import token_nll
 from foundry.objectives.metrics import language_model_metrics
 from foundry.objectives.packed_rows import PackedObjective, ragged_noise_mask
 
@@ -307,7 +307,7 @@ class MetricsTest(TestCase):
         logits = torch.zeros(1, 4, 3)
         logits[0, 0, 0] = 2.0
         labels, kinds = torch.tensor([[0, 1, 2, 1]]), torch.tensor([[0, 2, 1, 3]])
-        objective, nats = PackedObjective(), nats_of(logits, labels)
+        objective, nats = PackedObjective(), token_nll(logits, labels)
         objective.names = ["a", "b"]
         by_kind = objective.statistics(nats, labels, logits.argmax(-1).eq(labels), {"target_kinds": kinds})
         statistics = torch.cat([torch.tensor([[nats.sum(), 4, 1, 0, 0]]), by_kind], dim=1).numpy()

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from tasks.entry import TaskEntry
 
 
-class Comparison(Feature):
+class ExtraMetric(Feature):
     """Numbers of an evaluation beside the metrics of its tasks: by the core none."""
 
     def compared(self, entry: "TaskEntry", records: list[dict]) -> dict[str, float]:

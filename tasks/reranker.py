@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
 Chooser = Callable[[list[str], list[list[Candidate]]], list[list[Candidate]]]
 
 
-class Choice(Feature):
+class Reranker(Feature):
     """Which of the texts of an input is its answer, in place of the first one of the search, or the likeliest one of
     those that were drawn."""
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tasks.model_folders import LoadedEncoder
 
 
-class Front(Feature):
+class Frontend(Feature):
     """What predict_t5.py does with its engine in place of answering a file. Its `switch` takes the place of
     --input_file."""
 
@@ -30,14 +30,14 @@ class Front(Feature):
         raise UserError(f"--{self.switch}: the model {args.model_name_or_path} writes no text: give --input_file")
 
 
-def fronts() -> list[type[Front]]:
+def frontends() -> list[type[Frontend]]:
     """All that there are."""
-    return [kind for kind in features_of("predict_t5") if issubclass(kind, Front)]
+    return [kind for kind in features_of("predict_t5") if issubclass(kind, Frontend)]
 
 
-def check_front(flags: Flags) -> None:
-    """UserError for two fronts, and for one with flags of a file's inputs or with several processes."""
-    given = [kind.switch for kind in fronts() if flags.get(kind.switch)]
+def check_frontend(flags: Flags) -> None:
+    """UserError for two frontends, and for one with flags of a file's inputs or with several processes."""
+    given = [kind.switch for kind in frontends() if flags.get(kind.switch)]
     if not given:
         return
     front, *others = given

@@ -23,7 +23,7 @@ class Uploads(Protocol):
         """Uploads the finished run; returns its address. UserError if that fails."""
 
 
-class Publication(Feature):
+class Uploader(Feature):
     """Takes checkpoints, finished runs and exports elsewhere. By the core they stay on this machine, and --push_to_hub,
     a flag of transformers, is refused."""
 

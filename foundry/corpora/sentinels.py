@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from constants import DENOISERS
 from data_collator_t5 import find_bos_id, find_sentinel_ids, is_byte_level
 
-GAP = re.compile(r"<extra_id_(\d+)>")
+SENTINEL = re.compile(r"<extra_id_(\d+)>")
 _MODES = {denoiser["mode"] for denoiser in DENOISERS.values() if "mode" in denoiser}
 Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 
@@ -26,7 +26,7 @@ def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int |
         return []
     ids = tokenizer(texts, max_length=most, truncation=most is not None, verbose=False)["input_ids"]
     for number, text in enumerate(texts):
-        if GAP.search(text) and (encode := encoder_of_gaps(tokenizer, len(tokenizer))):
+        if SENTINEL.search(text) and (encode := encoder_of_gaps(tokenizer, len(tokenizer))):
             ids[number] = cut_source(tokenizer, encode(text), most)
     return ids
 
@@ -62,7 +62,7 @@ def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Cal
         mode = next(filter(line.startswith, modes), "")
         ids = [modes[mode]] if mode else []
         begin = len(mode)
-        for gap in GAP.finditer(line):
+        for gap in SENTINEL.finditer(line):
             if int(gap[1]) < len(sentinels):
                 text = line[begin : gap.start()]
                 if not is_byte_level(tokenizer):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foundry.modeling.loss import LossTerm
 
 
-class Learning(Feature):
+class TrainingMethod(Feature):
     """The core's own way: the cross-entropy of the rows' targets. A subclass changes what it needs to; several with
     LossTerms may be on at once, and then change the same rows, batches and losses in the order of their folders' names;
     one that replaces the loss is on alone.
@@ -67,7 +67,7 @@ class Learning(Feature):
 def losses_of(features: Features, model: "PreTrainedModel", args: Any) -> "tuple[list[LossTerm], Callable | None]":
     """(the terms of those that are on, what replaces the loss of tokens). UserError for a loss that replaces it beside
     another: the others would have no part in it."""
-    found = [(each, loss) for each in features.of(Learning) if (loss := each.loss(model, args)) is not None]
+    found = [(each, loss) for each in features.of(TrainingMethod) if (loss := each.loss(model, args)) is not None]
     replacing = [loss for _, loss in found if callable(loss)]
     if replacing and len(found) > 1:
         folders = listed(type(each).__module__.split(".")[-1] for each, _ in found)
@@ -77,4 +77,4 @@ def losses_of(features: Features, model: "PreTrainedModel", args: Any) -> "tuple
 
 def held(features: Features, args: Any) -> dict[str, int]:
     """{what they hold beside the model that is trained: its bytes in each process}."""
-    return {name: size for each in features.of(Learning) for name, size in each.memory(args).items() if size}
+    return {name: size for each in features.of(TrainingMethod) for name, size in each.memory(args).items() if size}

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from foundry.modeling.families import is_tied, output_head
 from foundry.modeling.weights import is_added
 
-FORMS = ("float32", "bfloat16", "int8", "nf4")
+WEIGHT_FORMATS = ("float32", "bfloat16", "int8", "nf4")
 BLOCK, BLOCKS = 64, 256  # nf4: weights that share a scale, and scales that share a scale of their own
 
 

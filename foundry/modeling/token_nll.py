@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from foundry.modeling.families import capped, family_of, output_head
-from foundry.modeling.loss import head_inputs, nats_of
+from foundry.modeling.loss import head_inputs, token_nll
 from foundry.modeling.segment_masks import mask_type, side_by_side
 
 
@@ -32,7 +32,7 @@ def answers_nats(
         divisors = divisors.expand(labels.shape)
 
     def nats_at(logits: torch.Tensor, labels: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
-        return nats_of(logits if divisors is None else logits.float() / divisors[..., None], labels)
+        return token_nll(logits if divisors is None else logits.float() / divisors[..., None], labels)
 
     if chunk:
         weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
