@@ -108,12 +108,12 @@ class Family:
     """What differs between families of models; this class is T5 and its variants.
 
     names: shown to users. unsupported_reason: {option: why it is refused}; an option is a flag's name, or "packing"
-    (several examples in a row). attentions: the only values that --attn_implementation may have, None: all. head_scaled_by: the
-    setting of a configuration by which transformers scales the decoder's output before the head (`head_scale`), None:
-    never. body: the attribute that holds the model without its head, if there is one. gap: a sentinel as the tokenizer
-    writes it. can_recompute: whether its layers have the forms of recomputed.py. rotary: whether the decoder takes
-    positions, which restart in each example of a row. can_load_as_saved: whether buffers that need float32 keep it when
-    a bfloat16 file is loaded in its own type.
+    (several examples in a row). attentions: the only values that --attn_implementation may have, None: all.
+    head_scaled_by: the setting of a configuration by which transformers scales the decoder's output before the head
+    (`head_scale`), None: never. body: the attribute that holds the model without its head, if there is one. sentinel:
+    as the tokenizer writes it. can_recompute: whether its layers have the forms of recomputed.py. rotary: whether the
+    decoder takes positions, which restart in each example of a row. can_load_as_saved: whether buffers that need
+    float32 keep it when a bfloat16 file is loaded in its own type.
     """
 
     names: str
