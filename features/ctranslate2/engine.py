@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from constants import IGNORE_INDEX
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
-from foundry.common.reports import read_json
+from foundry.common.reports import is_of, read_json
 from foundry.common.terminal import print_once
 from foundry.corpora.reading import as_list
 from foundry.modeling.decoding import Answer, Source
@@ -331,6 +331,9 @@ class CTranslate2Answers(Engine):
         files_of_engine(plan.args.model_name_or_path)
         folder, self.eos = engine_folder(plan.args.model_name_or_path), plan.tokenizer.eos_token_id
         limits = read_json(folder / COMPARISON)
+        for name in ("longest_source", "longest_answer"):
+            if not is_of(limits.get(name, 1), int) or limits.get(name, 1) < 1:
+                raise UserError(f"{folder / COMPARISON}: {name} {limits[name]!r:.40} must be a number of tokens")
         limits = limits or limits_of_engine(load_config(str(plan.folder), "--model_name_or_path"))
         check_lengths(plan, limits)
         self.loaded = load_engine(folder, "one_at_a_time" in limits, vocabulary_size(plan.tokenizer))

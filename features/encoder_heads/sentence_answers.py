@@ -41,6 +41,11 @@ class SentenceReader(EmbeddingReader):
             why = " ".join(f"{type(error).__name__} {error}".split())
             raise UserError(f"--model_name_or_path {folder}: sentence-transformers cannot load it: {why}") from None
         limit = self.modules.max_seq_length
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise UserError(
+                f"--model_name_or_path {folder}: max_seq_length of sentence_bert_config.json is {limit!r:.40}: must be "
+                "a number of tokens"
+            )
         most = limit if limit and limit < NO_LIMIT else LONGEST
         self.most = args.max_source_length or most
         self.described = f"as sentence-transformers makes it, of texts of at most {most:,} tokens"

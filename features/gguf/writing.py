@@ -46,7 +46,9 @@ def write_gguf(original: Original, folder: Path, kind: str) -> int:
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0 if writes_bytes else LlamaFileType.ALL_F32)
-    if not is_encoder:
+    if is_encoder:  # without this key llama.cpp's servers read the texts causally
+        writer.add_causal_attention(False)
+    else:
         writer.add_decoder_block_count(config.num_decoder_layers)
         writer.add_decoder_start_token_id(config.decoder_start_token_id)
     writer.add_tokenizer_model("t5")

@@ -9,9 +9,11 @@ may be a short one.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
+from foundry.common.errors import UserError
 from foundry.common.reports import is_of, read_json
 
 SAVED_AS = "rows_read"  # in loss_state_*.json
@@ -45,6 +47,15 @@ class RowsRead:
         return asdict(self)
 
 
+def rows_of_record(saved: Any, path: Path) -> RowsRead:
+    """RowsRead of what a checkpoint keeps. UserError for anything that no run has written. path: named in it."""
+    known = {field.name for field in fields(RowsRead)}
+    is_right = is_of(saved, dict[str, int]) and saved.keys() <= known and all(count >= 0 for count in saved.values())
+    if not is_right or saved.get("of_epoch", 0) > saved.get("total", 0):
+        raise UserError(f"{path}: {SAVED_AS} is {saved!r:.80}, which no run has written. Take another checkpoint")
+    return RowsRead(**saved)
+
+
 def end_of_pass(first: int, batch: int, rows: int, whole: bool) -> int:
     """Rows after which a pass over `rows` rows ends that goes on behind the first `first` of them."""
     return first + (rows - first) // batch * batch if whole else rows
@@ -70,9 +81,10 @@ def steps_to_come(read: RowsRead, passes: float, batch: int, rows: int, whole: b
 def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: bool) -> RowsRead:
     """What the run of a checkpoint had read at its step. Versions of T5 Foundry that did not count had batches of one
     size. batch: the size now, for a checkpoint without its run.json. rows: of a pass; None: a stream."""
-    saved = [read_json(path).get(SAVED_AS) for path in sorted(Path(checkpoint).glob("loss_state_*.json"))]
-    if saved and saved[0]:
-        return RowsRead(**saved[0])
+    paths = sorted(Path(checkpoint).glob("loss_state_*.json"))
+    saved = read_json(paths[0]).get(SAVED_AS) if paths else None
+    if saved:
+        return rows_of_record(saved, paths[0])
     stream = [read_json(path).get("next_example") for path in sorted(Path(checkpoint).glob("stream_state_*.json"))]
     if stream:
         return RowsRead(stream[0], 0, 0, batch)

@@ -28,6 +28,7 @@ from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.corpora.trained_text import earlier_run
 from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run_folder
+from foundry.training.rows_read import saved_rows
 from tasks.task_records import read_record
 from tools import plot_runs
 
@@ -259,6 +260,16 @@ class TrainedTextTest(TestCase):
         found = earlier_run(str(self.folder))
         if found is not None:
             self.assertEqual((found.fingerprints, found.documents), ({}, {}))
+
+
+class RowsReadTest(TestCase):
+    @parameterized.parameters(
+        dict(total=-5), dict(total=3.5), dict(total="7"), dict(total=1, of_epoch=10**6), dict(other=1), [1]
+    )
+    def test_counts_that_no_run_has_written(self, *given, **named):
+        (self.folder / "loss_state_0.json").write_text(json.dumps({"rows_read": named or list(given)}))
+        with self.assertRaisesRegex(UserError, "loss_state_0.json: rows_read is .* Take another checkpoint"):
+            saved_rows(str(self.folder), 3, 4, 100, True)
 
 
 class PlotTest(TestCase):

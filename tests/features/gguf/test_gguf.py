@@ -107,7 +107,10 @@ class WritingTest(parameterized.TestCase):
             "attention.key_length": config.d_kv,
             "attention.relative_buckets_count": config.relative_attention_num_buckets,
         }
-        sizes |= {} if is_encoder else {"decoder_block_count": config.num_decoder_layers, "decoder_start_token_id": 0}
+        if is_encoder:
+            sizes["attention.causal"] = False
+        else:
+            sizes |= {"decoder_block_count": config.num_decoder_layers, "decoder_start_token_id": 0}
         for key, value in sizes.items():
             self.assertEqual(reader.get_field(f"{prefix}.{key}").contents(), value, key)
         found = {tensor.name: tensor.data for tensor in reader.tensors}
