@@ -20,7 +20,7 @@ import foundry.training.optimizers
 from foundry.arguments.training import PreTrainingArguments, check_training
 from foundry.model_t5 import build_config, create_model
 from foundry.modeling.layers import sum_bias_by_diagonals
-from foundry.modeling.recomputed import recompute
+from foundry.modeling.recomputed import recompute_cheap
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.optimizers import (
     NEWTON_SCHULZ,
@@ -479,7 +479,7 @@ class ChoiceTest(parameterized.TestCase):
         """T5: factored second moments, updates scaled by the tensor's RMS and clipped at 1, no momentum."""
         model = copy.deepcopy(self.model)
         sum_bias_by_diagonals(model)  # as T5Trainer does: in another order, the last bits differ
-        recompute(model)
+        recompute_cheap(model)
         optimizer = self.optimizer(optim="adafactor", learning_rate=1e-2)
         self.assertIs(type(optimizer), Adafactor)
         # Written out: transformers' defaults besides the three switches, and a learning rate.
