@@ -490,11 +490,7 @@ class ResumeTest(TestCase):
         return self.flags | dict(resume_from_checkpoint=True, max_steps=3) | changes
 
     @parameterized.named_parameters(
-        (
-            "shape",
-            dict(config_name="mini", config_overrides=None),
-            "checkpoint-2: .* d_model: 16 .*, 320 now",
-        ),
+        ("shape", dict(config_name="mini", config_overrides=None), "checkpoint-2: .* d_model: 16 .*, 320 now"),
         (
             "override",
             dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),

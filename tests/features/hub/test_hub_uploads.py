@@ -163,11 +163,7 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
 
     @parameterized.parameters(
-        (
-            dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"),
-            None,
-            None,
-        ),
+        (dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"), None, None),
         (
             dict(benchmark="own", dataset_name="pairs", hub_dataset="me/sent"),
             ["me/sent"],
@@ -409,8 +405,8 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertLen(hub.commits, 1)
 
     @parameterized.parameters(
-        (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
-        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
+        (["--hub_model_id", "me/x"], "--hub_model_id me/x"),
+        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c"),
     )
     def test_refused(self, flags, message):
         _, _, error = self.train(*flags, code=2)

@@ -403,10 +403,7 @@ class BlockTest(TestCase):
         corpus = FileCorpus([self.folder / "wiki_00"])
         self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
 
-    @parameterized.parameters(
-        '\ufeff\n{"n": 1}\r\n{"n": 2}',
-        '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n',
-    )
+    @parameterized.parameters('\ufeff\n{"n": 1}\r\n{"n": 2}', '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n')
     def test_json_lines_read_as_the_other_reader_does(self, content):
         file = self.folder / "a.jsonl"
         file.write_bytes(content.encode())
@@ -416,25 +413,15 @@ class BlockTest(TestCase):
             self.assertEqual(rows, [{"n": 1}, {"n": 2}])
             self.assertEqual(rows, list(blocks.read_any_rows(file)))
 
-    @parameterized.named_parameters(
-        ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt, line 5001: not UTF-8 text \(byte 0xe9 at 25,003\)"),
-        (
-            "jsonl",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b'{"text": \n',
-            r"a.jsonl, line 301: broken JSON.*--skip_broken_rows",
-        ),
-        (
-            "list",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b"[1]\n",
-            "a.jsonl, line 301: must be a JSON object, got list",
-        ),
-        ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
-        ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
-        ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
-        ("again", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"text,b\n", "a.csv, line 32: the header again"),
-        ("tsv", "a.tsv", b"text\tb\n" + b"a\tb\n" * 30 + b"text\tb\n", "a.tsv, line 32: the header again"),
+    @parameterized.parameters(
+        ("a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt, line 5001: not UTF-8 text \(byte 0xe9 at 25,003\)"),
+        ("a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl, line 301: broken JSON.*--skip_broken_rows"),
+        ("a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n", "a.jsonl, line 301: must be a JSON object, got list"),
+        ("a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
+        ("a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
+        ("a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
+        ("a.csv", b"text,b\n" + b"a,b\n" * 30 + b"text,b\n", "a.csv, line 32: the header again"),
+        ("a.tsv", b"text\tb\n" + b"a\tb\n" * 30 + b"text\tb\n", "a.tsv, line 32: the header again"),
     )
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)
@@ -719,22 +706,17 @@ class ScriptTest(parameterized.TestCase):
         self.run_script(script, f"{flags} --resume_from_checkpoint")
         self.assertEqual(torture.outcome(self.folder / "out"), torture.outcome(self.whole(script)))
 
-    @parameterized.named_parameters(
-        ("steps", "fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
-        ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
-        ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
-        ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
-        (
-            "share",
-            "pre_train",
-            "--validation_split_percentage 3",
-            "--validation_split_percentage 3.0: the length of a st",
-        ),
-        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
-        ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
-        ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
-        ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|is one document"),
-        ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
+    @parameterized.parameters(
+        ("fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
+        ("fine_tune", "--max_train_samples 5", "--max_train_samples 5"),
+        ("fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
+        ("fine_tune", "--streaming false", "--shuffle_buffer_size 64"),
+        ("pre_train", "--validation_split_percentage 3", "--validation_split_percentage 3.0"),
+        ("pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
+        ("pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
+        ("fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
+        ("fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|is one document"),
+        ("pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
     )
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
