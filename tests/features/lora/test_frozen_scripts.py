@@ -116,7 +116,6 @@ class FrozenScriptsTest(RowsAndBaseTest):
         self.assertIn('"dtype": "bfloat16"', printed)
 
     @parameterized.parameters(
-        (["--load_in_4bit", "--dtype", "bfloat16"], "--dtype bfloat16"),
         (["--dtype", "bfloat16", "--bf16", "false"], "--dtype bfloat16"),
     )
     def test_refused(self, flags, message):

@@ -432,7 +432,6 @@ class RecordsTest(parameterized.TestCase):
         ("--preference kto", "and which answers are good with --desirable_column; the file has: prompt, chosen"),
         ("--preference dpo --target_type class", "--preference dpo"),
         ("--preference dpo --record_shape alpaca", "--record_shape alpaca has no answers"),
-        ("--preference dop", "must be one of dpo, ipo, simpo, kto .did you mean dpo"),
         ("--preference dpo --packing true", "--packing True"),
         ("--preference dpo --z_loss 0.1", "--z_loss 0.1"),
         ("--preference dpo --task glue/rte", "--preference dpo"),

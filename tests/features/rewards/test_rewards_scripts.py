@@ -129,9 +129,7 @@ class RunTest(parameterized.TestCase):
     @parameterized.parameters(
         (dict(deepspeed=ROOT / "zero_stage3_config.json"), "draws answers, which needs whole weights on each GPU"),
         (dict(teacher="google/flan-t5-base"), "not with --teacher"),
-        (dict(reward_samples=1), "--reward_samples 1 draws one"),
         (dict(streaming="true", validation_split_percentage=None, validation_file="pairs.tsv"), "a stream keeps none"),
-        (dict(model_name_or_path=None, config_name="tiny"), "begins with a model that does the task already"),
     )
     def test_what_is_refused(self, changes, message):
         changes = {name: self.folder / value if value == "pairs.tsv" else value for name, value in changes.items()}

@@ -34,7 +34,6 @@ from features.streams.lanes import StreamDataset, StreamLoader, one_by_one, pack
 from features.streams.streamed_tasks import StreamedTask, stream_of_rows
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
-from foundry.common import digests
 from foundry.common.errors import UserError
 from foundry.corpora.chunks import readers_of
 from foundry.corpora.sentences import cut_sentences
@@ -335,33 +334,6 @@ class ResumeTest(TestCase):
             self.stream().resume(str(self.folder / "checkpoint"))
 
 
-class FingerprintTest(TestCase):
-    def changed(self, name: str, place: int) -> bool:
-        """Whether another byte at a place makes another stream of the file; its size and times stay."""
-        file, before = self.folder / name, self.corpus("large").fingerprint
-        times, data = file.stat().st_mtime_ns, bytearray(file.read_bytes())
-        data[place] ^= 1
-        file.write_bytes(data)
-        os.utime(file, ns=(times, times))
-        return self.corpus("large").fingerprint != before
-
-    def test_contents_count(self):
-        folder = self.folder / "large"
-        folder.mkdir()
-        for name, size in (("a.txt", 40_000), ("b.txt", 9_000)):
-            (folder / name).write_text("".join(random.Random(size).choices("abc \n", k=size)))
-        first = self.corpus("large").fingerprint
-        self.assertEqual(self.corpus("large").fingerprint, first)
-        self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 20_001, 39_999)))
-        # Too large to be read whole: beginning, end and spread pieces of each file.
-        self.enter_context(mock.patch.multiple(digests, HASHED_BYTES=20_000, PIECE_BYTES=500))
-        self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 499, 39_500, 39_999)))
-        self.assertTrue(all(self.changed("large/b.txt", place) for place in (0, 499, 8_500, 8_999)))
-        found = [self.changed("large/a.txt", place) for place in range(0, 40_000, 499)]
-        self.assertBetween(sum(found) / len(found), 0.35, 0.5)
-        self.assertLess(max(map(len, "".join("01"[n] for n in found).split("1"))), 4, "evenly spread")
-
-
 class BlockTest(TestCase):
     @parameterized.product(size=(1, 2, 7, 50, 10_000), end=("\n", "\r\n", ""))
     def test_lines_are_cut_nowhere(self, size, end):
@@ -391,12 +363,6 @@ class BlockTest(TestCase):
             for number in (0, 1, len(rows) // 2, len(rows) - 1):
                 number = min(number, len(rows) - 1)
                 self.assertEqual(list(corpus.rows(Piece(block), rows[number][0])), rows[number:])
-
-    def test_csv_reads_as_the_other_reader_does(self):
-        corpus = self.corpus("csv")
-        rows = [row for _, row in corpus.all_rows()]
-        self.assertEqual(rows, list(blocks.read_any_rows(self.folder / "csv" / "a.csv")))
-        self.assertEqual(rows[3], {"id": "3", "text": f'{TEXTS[3]}\n, "x"'})
 
     def test_wiki_pages_are_read_whole(self):
         (self.folder / "wiki_00").write_text('<doc id="1" title="A">\nA\n\nOne &amp; two.\nThree.\n</doc>\n')
@@ -726,11 +692,6 @@ class ScriptTest(parameterized.TestCase):
         self.assertRegex(text, rf"(?m)error: .*({message}).*$")
         self.assertNotIn("Traceback", text)
         self.assertFalse((self.folder / "out").exists())
-
-    @parameterized.parameters("--objective ul2", "--train_file {text}:0.7 {text}:0.3 --packing documents")
-    def test_objectives_and_weights(self, flags):
-        flags = flags.format(text=self.workspace / "text.txt")
-        self.run_script("pre_train", f"{flags} --max_steps 2 --eval_steps 2 --save_strategy no")
 
     @parameterized.parameters(
         (fine_tune_t5, "--benchmark glue --dataset_name cola,sst2 --config_name tiny", "one task, .*name names 2"),
