@@ -12,7 +12,7 @@ import pyarrow.parquet
 import torch
 import yaml
 from absl.testing import parameterized
-from helpers import OVERRIDES, argv_of
+from helpers import OVERRIDES, SMALL_RUN, argv_of
 from test_data_collator_t5 import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -247,19 +247,9 @@ class RefusedTest(TestCase):
 
 class RunTest(TestCase):
     def run_script(self, recipe: Path, **flags) -> dict:
-        common = dict(
-            config_overrides=OVERRIDES,
-            max_steps=3,
-            warmup_steps=0.3,
-            per_device_train_batch_size=8,
-            logging_steps=1,
-            eval_steps=3,
-            save_steps=3,
-            max_eval_samples=16,
-            report_to="none",
-            disable_tqdm="true",
-            data_cache_dir=self.folder / "cache",
-        )
+        common = SMALL_RUN | dict(config_overrides=OVERRIDES, max_steps=3, warmup_steps=0.3)
+        common |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=None)  # that of the recipe
+        common |= dict(eval_steps=3, save_steps=3, max_eval_samples=16, data_cache_dir=self.folder / "cache")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             results = pre_train_t5.main([str(recipe), *argv_of(common | flags)])
         self.assertIn("next ", printed.getvalue())

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import OVERRIDES, argv_of, run_main, sentences, write_tiny_model
+from helpers import OVERRIDES, argv_of, run_main, sentences, stopped_after, write_tiny_model
 from safetensors.torch import load_file
 
 import fine_tune_t5
@@ -132,10 +132,8 @@ class OnPolicyTest(TestCase):
         for name, tensor in self.weights(whole).items():
             torch.testing.assert_close(self.weights(parts)[name], tensor, **NEAR)
         expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
-        resumed.mkdir()
-        for name in ("checkpoint-2", "run.json", "metrics.jsonl"):
-            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
-        self.run_script(fine_tune_t5, output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-2", **how)
+        checkpoint = stopped_after(whole, resumed, "checkpoint-2")
+        self.run_script(fine_tune_t5, output_dir=resumed, resume_from_checkpoint=checkpoint, **how)
         found = torture.outcome(resumed)
         for what in expected:
             self.assertEqual(found[what], expected[what], what)
@@ -179,10 +177,8 @@ class RunTest(TestCase):
         self.assertRegex(printed, r"teacher +\S+teacher \(t5, d_model 48, 2 \+ 1 layers\), run at every step; 0.5 of")
         self.assertEqual("decoder 1, 3 of 3" in printed, bool(more))
         expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
-        resumed.mkdir()
-        for name in ("checkpoint-4", "run.json", "metrics.jsonl"):
-            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
-        self.run_script(script, output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-4", **more)
+        checkpoint = stopped_after(whole, resumed, "checkpoint-4")
+        self.run_script(script, output_dir=resumed, resume_from_checkpoint=checkpoint, **more)
         found = torture.outcome(resumed)
         for what in expected:
             self.assertEqual(found[what], expected[what], what)

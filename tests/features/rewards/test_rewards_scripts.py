@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torture
 from absl.testing import parameterized
-from helpers import argv_of, on_two_ranks, run_main, sentences, write_tiny_model
+from helpers import argv_of, on_two_ranks, run_main, sentences, stopped_after, write_tiny_model
 from safetensors.torch import load_file, save_file
 
 import constants
@@ -59,10 +59,8 @@ class RunTest(parameterized.TestCase):
         """Stopped after an odd step: a second update on the answers of the step before follows."""
         whole, _ = self.whole(**how)
         expected, resumed = torture.outcome(whole), self.folder / f"out_{next(self.numbers)}"
-        resumed.mkdir()
-        for name in ("checkpoint-3", "run.json", "metrics.jsonl", "samples.md"):
-            (shutil.copytree if (whole / name).is_dir() else shutil.copy)(whole / name, resumed / name)
-        self.run_script(output_dir=resumed, resume_from_checkpoint=resumed / "checkpoint-3", **how)
+        checkpoint = stopped_after(whole, resumed, "checkpoint-3", "samples.md")
+        self.run_script(output_dir=resumed, resume_from_checkpoint=checkpoint, **how)
         found = torture.outcome(resumed)
         for what in expected:
             self.assertEqual(found[what], expected[what], what)
