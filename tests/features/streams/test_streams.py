@@ -189,19 +189,6 @@ class OnceTest(TestCase):
         self.assertNotEqual(shuffled, unshuffled)
         self.assertCountEqual(shuffled[23::24][:40], unshuffled[23::24][:40])  # four buffers of the last lane
 
-    @parameterized.parameters(1, 3, 8, 24)
-    def test_ranks_have_lanes_of_their_own(self, ranks):
-        lanes = [set(self.stream(rank=r, ranks=ranks).own_lanes) for r in range(ranks)]
-        self.assertEqual(set().union(*lanes), set(range(24)))
-        self.assertEqual(sum(map(len, lanes)), 24)
-
-    def test_a_rank_reads_its_own_blocks_alone(self):
-        streams = [self.stream(rank=r, ranks=4) for r in range(4)]
-        counts = [count_rows(stream) for stream in streams]
-        self.examples(streams, batches=EXAMPLES // 56)
-        rows = sum(1 for _ in self.corpus("text").all_rows())
-        self.assertBetween(sum(count[0] for count in counts), rows / 2, rows)
-
 
 class ResumeTest(TestCase):
     @parameterized.parameters(*((kind, 0) for kind in (*WRITERS, "hub")), ("text", 2), ("hub", 2))
