@@ -40,6 +40,7 @@ class OverridesTest(parameterized.TestCase):
         ("pad_token_id=.inf", "pad_token_id inf: must be at most 1000000000"),
         ("num_layers=2,d_ff=8,num_layers=3", "num_layers=3: num_layers is set twice"),
         ("d_model=[1", "not valid YAML"),
+        ("d_model:64", "--config_overrides d_model:64: write key=value"),
     )
     def test_refused(self, text, message):
         with self.assertRaisesRegex(ValueError, message):

@@ -258,20 +258,9 @@ class FlopsTest(ModelTest):
 
     def test_longt5_of_16384_tokens(self):
         """By hand for google/long-t5-tglobal-base: 12 layers, d 768, F 2048, 12 heads of 64, 1,024 global tokens."""
-        config = LongT5Config(
-            **TGLOBAL
-            | dict(
-                d_model=768,
-                d_kv=64,
-                d_ff=2048,
-                num_heads=12,
-                num_layers=12,
-                num_decoder_layers=12,
-                vocab_size=32128,
-                local_radius=127,
-                global_block_size=16,
-            )
-        )
+        shape = dict(d_model=768, d_kv=64, d_ff=2048, num_heads=12, num_layers=12, num_decoder_layers=12)
+        shape |= dict(vocab_size=32128, local_radius=127, global_block_size=16)
+        config = LongT5Config(**TGLOBAL | shape)
         s, t, d = 16384, 512, 768
         encoder = 12 * (s * (8 * d * d + 6 * d * 2048) + 4 * s * (3 * 128 + 1024) * d + 4 * 1024 * d * d)
         decoder = 12 * (t * (12 * d * d + 6 * d * 2048) + 4 * t * t * d + 4 * s * d * d + 4 * t * s * d)
