@@ -85,6 +85,7 @@ class PackingTest(parameterized.TestCase):
         self.assertTrue(torch.isfinite(cut).all())
         torch.testing.assert_close(cut[:, :-3], whole[:, :-3], rtol=1e-6, atol=1e-6)
 
+
 class TrainerTest(parameterized.TestCase):
     def trainer(self, folder, **flags) -> T5Trainer:
         return T5Trainer(
@@ -113,6 +114,7 @@ class TrainerTest(parameterized.TestCase):
         s = collator().names.index("ul2_s")
         chosen = batch["target_kinds"] % len(collator().names) == s
         self.assertAlmostEqual(after["eval_loss_ul2_s"], nats[chosen].mean().item(), places=4)
+
 
 class CompiledTrainingTest(parameterized.TestCase):
     """Three steps on packed rows of UL2's denoisers with all that `--torch_compile` meets in pre-training."""
