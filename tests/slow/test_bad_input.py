@@ -1,6 +1,7 @@
 """Bad input, as a user would give it: one clear line on stderr, exit code 2, before any training, and nothing lost.
 
-A row of the tables is (name, changed flags, what the line must say). Text, tokenizer and models of a few thousand
+A row of the tables is (changed flags, the flag and value, or the file, that the line names). What a check of unit/
+tells by itself is not repeated here. Text, tokenizer and models of a few thousand
 weights are made here; nothing needs a network or a GPU.
 """
 
@@ -9,7 +10,6 @@ import functools
 import io
 import json
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -20,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 from absl.testing import parameterized
-from helpers import call, sentences
+from helpers import SMALL_RUN, call, sentences
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, PreTrainedTokenizerFast
 from warm_python import warm_python
@@ -62,17 +62,14 @@ def workspace() -> Path:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     train_tokenizer(sentences(400), folder / "tokenizer", 300)
     model = create_model(build_config("tiny", 300, parsed(SHAPE)))
-    for name in ("model", "cut", "changed_shape", "bad_json", "no_weights"):
+    for name in ("model", "cut", "changed_shape"):
         model.save_pretrained(folder / name)
         load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / name)
     weights = folder / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:4_000])
-    (folder / "no_weights" / "model.safetensors").unlink()
-    (folder / "bad_json" / "config.json").write_text('{"model_type": "t5", ')
     config = json.loads((folder / "changed_shape" / "config.json").read_text())
     (folder / "changed_shape" / "config.json").write_text(json.dumps(config | {"d_model": 32}))
     BertConfig(num_hidden_layers=1).save_pretrained(folder / "bert")
-    load_tokenizer(str(folder / "tokenizer")).save_pretrained(folder / "bert")
     words = ["<pad>", "</s>", "<unk>", *(f"word{n}" for n in range(997))]
     backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -93,229 +90,80 @@ def jsonl(*rows) -> bytes:
 
 
 ROW = {"text": "Bake da.", "label": "red"}
-BINARY = random.Random(0).randbytes(5_000)
-LONG = "\n".join(sentences(1_500)).encode()  # more than what is looked at first
 BAD_FILES = {
-    "empty.txt": b"",
     "letters.txt": "".join(f"{chr(n)} " for n in range(0x4E00, 0x5000)).encode(),
     "blank.txt": b"\n \n\n\t\n",
     "latin.txt": b"fine\nalso fine\nna\xefve\n",
     "utf16.txt": "some text\n".encode("utf-16"),
     "utf16_without_mark.txt": "some text\n".encode("utf-16-le"),
-    "binary.txt": BINARY,
-    "zeros.txt": bytes(3_000),
-    "model.bin": BINARY,
     "nul.raw": b"text\0text\n",
     "broken.jsonl": jsonl(ROW, "", ROW, '{"text": "x"'),
     "surrogate.jsonl": jsonl(ROW, '{"text": "half of an emoji: \\ud83d"}'),
     "deep.jsonl": jsonl(ROW, "[" * 100_000),
     "open_quote.csv": b'text,label\nx,red\n"y,red\nz,red\n',
-    "twice.csv": b"text,label,text\nx,red,y\n",
     "header_only.csv": b"text,label\n",
-    "empty_label.jsonl": jsonl(ROW, {"text": "x", "label": None}),
     "no_label.jsonl": jsonl(ROW, {"text": "x", "lable": "red"}),
-    "other_label.jsonl": jsonl(ROW, ROW, {"text": "x", "label": "yellow"}),
-    "unknown_key.yaml": b"max_step: 3\n",
     "rivals.yaml": b"max_steps: 3\nnum_train_epochs: 2\n",
     "file": b"text\n",
 }
 # {bad}: folder of the files above; {good}: workspace(). A value of None leaves the flag out, True gives it alone.
 BAD_TEXT = (
-    ("missing", dict(train_file="{bad}/nowhere.txt"), "--train_file .*nowhere.txt: no such file, and no folder or"),
-    ("missing_validation", dict(validation_file="{bad}/nowhere.txt"), "--validation_file .*nowhere.txt: no such file"),
-    ("blank", dict(train_file="{bad}/blank.txt"), "the training text gives 0 chunks of .* tokens, one step needs 4"),
-    ("blank_for_a_tokenizer", dict(train_file="{bad}/blank.txt", tokenizer_name=None), "no text to train a tokenizer"),
-    ("latin", dict(train_file="{bad}/latin.txt"), r"latin.txt: line 3 is not UTF-8 text \(byte 0xef\); convert it"),
-    ("utf16", dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
-    (
-        "utf16_without_mark",
-        dict(train_file="{bad}/utf16_without_mark.txt"),
-        r"binary data \(NUL bytes\), or UTF-16 text",
-    ),
-    ("binary", dict(train_file="{bad}/binary.txt"), "binary.txt: looks like binary data"),
-    ("zeros", dict(train_file="{bad}/zeros.txt"), r"zeros.txt: looks like binary data \(NUL bytes\)"),
-    ("other_ending", dict(train_file="{bad}/model.bin"), r"model.bin: binary data. Token ids"),
-    ("raw_with_nul", dict(train_file="{bad}/nul.raw"), r"nul.raw: looks like binary data \(NUL bytes\)"),
-    ("json", dict(train_file="{bad}/broken.jsonl"), r"broken.jsonl, line 4: broken JSON \(Expecting"),
-    (
-        "json_surrogate",
-        dict(train_file="{bad}/surrogate.jsonl"),
-        r"line 2: broken JSON \(half a surrogate pair, .ud83d",
-    ),
-    ("json_depth", dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
-    ("text_column", dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; available: text, label"),
-    ("csv_quote", dict(train_file="{bad}/open_quote.csv"), r"open_quote.csv, line 3: broken CSV"),
-    ("csv_names", dict(train_file="{bad}/twice.csv"), "twice.csv, line 1: two columns are called 'text'"),
-    ("csv_header_only", dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
-    ("no_hub", dict(train_file=None, dataset_name="nobody/nothing"), "--dataset_name nobody/nothing: cannot be loaded"),
+    (dict(train_file="{bad}/blank.txt"), "the training text gives 0 chunks of .* tokens, one step needs 4"),
+    (dict(train_file="{bad}/utf16.txt"), "utf16.txt: looks like UTF-16 text: convert it to UTF-8 first"),
+    (dict(train_file="{bad}/utf16_without_mark.txt"), r"binary data \(NUL bytes\), or UTF-16 text"),
+    (dict(train_file="{bad}/nul.raw"), r"nul.raw: looks like binary data \(NUL bytes\)"),
+    (dict(train_file="{bad}/surrogate.jsonl"), r"line 2: broken JSON \(half a surrogate pair, .ud83d"),
+    (dict(train_file="{bad}/deep.jsonl"), "deep.jsonl, line 2: broken JSON .*recursion"),
+    (dict(train_file="{good}/train.jsonl", text_column="txt"), "no column txt; available: text, label"),
+    (dict(train_file="{bad}/open_quote.csv"), "open_quote.csv, line 3: broken CSV"),
+    (dict(train_file="{bad}/header_only.csv"), "the training text gives 0 chunks"),
 )
 BAD_FLAGS = (
-    ("flag", dict(max_stpes=3), "--max_stpes: no such flag; did you mean --max_steps"),
-    ("recipe", dict(recipe="{bad}/nowhere.yaml"), "recipe .*nowhere.yaml: No such file or directory"),
-    ("recipe_key", dict(recipe="{bad}/unknown_key.yaml"), "key max_step: no such flag; did you mean --max_steps"),
-    (
-        "recipe_rivals",
-        dict(recipe="{bad}/rivals.yaml", max_steps=None),
-        "--max_steps 3 and --num_train_epochs 2.0 exclude each other: give one of them in the recipe",
-    ),
-    ("density_percent", dict(noise_density=15), "--noise_density 15.0: must be above 0 and below 1"),
-    ("span", dict(mean_noise_span_length=0.5), "--mean_noise_span_length 0.5: must be at least 1 token"),
-    ("length", dict(input_seq_length=2), "--input_seq_length 2: must be at least 3"),
-    ("spans", dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels: use longer"),
-    (
-        "too_little_text",
-        dict(input_seq_length=500, per_device_train_batch_size=99),
-        "gives .* chunks of 5.. tokens, one",
-    ),
-    (
-        "no_validation",
-        dict(max_train_samples=20, eval_strategy="steps"),
-        "the validation text .* set --eval_strategy no",
-    ),
-    (
-        "percentage",
-        dict(validation_split_percentage=100),
-        "--validation_split_percentage 100.0: must be above 0 and below",
-    ),
-    (
-        "vocabulary_of_letters",
-        dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300),
-        "--vocab_size 300: .* on this text: its letters alone take",
-    ),
-    ("steps", dict(max_steps=0), "--max_steps 0: must be at least 1, or -1 to count epochs"),
-    ("epochs", dict(max_steps=-1, num_train_epochs=0), "--num_train_epochs 0.0: must be above 0"),
-    ("tracker", dict(report_to="wandbb"), r"--report_to wandbb: .*did you mean wandb"),
-    ("attention", dict(attn_implementation="flash"), "--attn_implementation flash: must be one of eager, sdpa"),
-    ("gone_attention", dict(attn_implementation="t5_fused"), "--attn_implementation t5_fused: is gone.*sdpa"),
-    ("deepspeed_alone", dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed .*: needs a launcher"),
-    ("deepspeed_missing", dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json: No such file"),
-    ("best_metric_of_ids", dict(metric_for_best_model="nats_per_id"), "--metric_for_best_model nats_per_id: no metric"),
-    ("best_metric", dict(metric_for_best_model="perplexty"), r"--metric_for_best_model perplexty: .*mean perplexity\?"),
+    (dict(recipe="{bad}/rivals.yaml", max_steps=None), "--max_steps 3 and --num_train_epochs 2.0 exclude each other"),
+    (dict(input_seq_length=2000), "--input_seq_length 2000 .* the tokenizer has 100 sentinels"),
+    (dict(input_seq_length=500, per_device_train_batch_size=99), "gives .* chunks of 5.. tokens, one"),
+    (dict(max_train_samples=20, eval_strategy="steps"), "the validation text .* set --eval_strategy no"),
+    (dict(train_file="{bad}/letters.txt", tokenizer_name=None, vocab_size=300), "--vocab_size 300"),
+    (dict(max_steps=0), "--max_steps 0"),
+    (dict(report_to="wandbb"), "--report_to wandbb"),
+    (dict(attn_implementation="t5_fused"), "--attn_implementation t5_fused"),
+    (dict(deepspeed=f"{ROOT}/zero_stage2_config.json"), "--deepspeed .*zero_stage2_config.json"),
+    (dict(deepspeed="{bad}/nowhere.json"), "--deepspeed .*nowhere.json"),
+    (dict(metric_for_best_model="perplexty"), "--metric_for_best_model perplexty"),
 )
 CONTRADICTIONS = (
-    ("model_and_shape", dict(model_name_or_path="{good}/model"), "--config_name tiny: is for a new model"),
+    (dict(model_name_or_path="{good}/model"), "--config_name tiny"),
+    (dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
     (
-        "model_and_overrides",
-        dict(model_name_or_path="{good}/model", config_name=None),
-        "--config_overrides d_model=16.*: is for a new",
-    ),
-    ("steps_and_epochs", dict(num_train_epochs=2), "--max_steps 2 and --num_train_epochs 2.0 exclude each other"),
-    (
-        "overwrite_and_resume",
         dict(overwrite_output_dir=True, resume_from_checkpoint=True),
         "--overwrite_output_dir and --resume_from_checkpoint newest exclude each other",
     ),
-    ("stopping", dict(early_stopping_patience=2), "--early_stopping_patience 2: needs --load_best_model_at_end"),
-    ("best_without_evaluation", dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
-    ("two_sources", dict(dataset_name="installed_docs"), "--dataset_name installed_docs: excludes --train_file"),
-    (
-        "validation_alone",
-        dict(train_file=None, validation_file="{good}/good.txt"),
-        "--validation_file .*good.txt: .*--train_file",
-    ),
-    (
-        "two_validations",
-        dict(validation_file="{good}/good.txt", validation_split_percentage=9),
-        "--validation_split_percentage 9.0: holds out .* --validation_file",
-    ),
-    ("configuration_alone", dict(dataset_config_name="en"), "--dataset_config_name en: "),
-    (
-        "two_vocabularies",
-        dict(vocab_size=500),
-        "--vocab_size 500: is for a new tokenizer",
-    ),
+    (dict(early_stopping_patience=2), "--early_stopping_patience 2"),
+    (dict(load_best_model_at_end=True), "load_best_model_at_end requires"),
+    (dict(dataset_name="installed_docs"), "--dataset_name installed_docs"),
+    (dict(train_file=None, validation_file="{good}/good.txt"), "--validation_file .*good.txt"),
+    (dict(validation_file="{good}/good.txt", validation_split_percentage=9), "--validation_split_percentage 9.0"),
+    (dict(dataset_config_name="en"), "--dataset_config_name en"),
+    (dict(vocab_size=500), "--vocab_size 500"),
 )
 MODEL = dict(config_name=None, config_overrides=None)  # and --model_name_or_path
 BAD_MODELS = (
-    ("shape_name", dict(config_name="t5-v1_1-bse"), r"--config_name t5-v1_1-bse: neither a built-in shape \(tiny, "),
-    (
-        "missing_model",
-        MODEL | dict(model_name_or_path="{bad}/nowhere"),
-        "--model_name_or_path .*nowhere: not a folder or Hub",
-    ),
-    ("file", MODEL | dict(model_name_or_path="{bad}/file"), "--model_name_or_path .*file: not a folder or Hub name"),
-    (
-        "bert",
-        MODEL | dict(model_name_or_path="{good}/bert"),
-        "--model_name_or_path .*bert is a bert model: .* train T5 v1.0 and v1.1",
-    ),
-    (
-        "config",
-        MODEL | dict(model_name_or_path="{good}/bad_json"),
-        "--model_name_or_path .*bad_json: not a folder .*JSON",
-    ),
-    (
-        "cut_weights",
-        MODEL | dict(model_name_or_path="{good}/cut"),
-        "--model_name_or_path .*cut: its weights cannot be read",
-    ),
-    (
-        "other_shape",
-        MODEL | dict(model_name_or_path="{good}/changed_shape"),
-        "changed_shape: its weights cannot be read",
-    ),
-    (
-        "no_weights",
-        MODEL | dict(model_name_or_path="{good}/no_weights"),
-        "no_weights: its weights cannot be read .*no file named model.safetensors.*; name a folder that",
-    ),
-    ("tokenizer_missing", dict(tokenizer_name="{bad}/nowhere"), "--tokenizer_name .*nowhere: no tokenizer there"),
-    ("tokenizer_damaged", dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer: "),
-    ("no_sentinels", dict(tokenizer_name="{good}/no_sentinels"), r"no_sentinels has no sentinels \(<extra_id_0>"),
-    ("no_eos", dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos: .* no eos_token, which T5 needs"),
-    (
-        "another_vocabulary_without_sentinels",
-        MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"),
-        r"the tokenizer .*no_sentinels has no sentinels \(<extra_id_0> ...\): train one with create_tokenizer.py",
-    ),
+    (MODEL | dict(model_name_or_path="{good}/changed_shape"), "changed_shape: its weights cannot be read"),
+    (dict(tokenizer_name="{good}/damaged_tokenizer"), "--tokenizer_name .*damaged_tokenizer"),
+    (dict(tokenizer_name="{good}/no_eos"), "--tokenizer_name .*no_eos"),
+    (MODEL | dict(model_name_or_path="{good}/model", tokenizer_name="{good}/no_sentinels"), "no_sentinels"),
 )
 BAD_FOLDERS = (
-    ("output_is_a_file", dict(output_dir="{bad}/file"), "--output_dir .*file: is a file, not a folder"),
-    (
-        "output_below_a_file",
-        dict(output_dir="{bad}/file/out"),
-        "--output_dir .*file/out: .*file is a file, not a folder",
-    ),
-    ("cache_is_a_file", dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file: is a file, not a folder"),
-    (
-        "resume_missing",
-        dict(resume_from_checkpoint="{bad}/nowhere"),
-        "--resume_from_checkpoint .*nowhere: no such folder",
-    ),
-    (
-        "resume_a_model",
-        dict(resume_from_checkpoint="{good}/model"),
-        "--resume_from_checkpoint .*: it has no trainer_state",
-    ),
+    (dict(output_dir="{bad}/file/out"), "--output_dir .*file/out"),
+    (dict(data_cache_dir="{bad}/file"), "--data_cache_dir .*file"),
+    (dict(resume_from_checkpoint="{good}/model"), "--resume_from_checkpoint .*model"),
 )
 BAD_TASKS = (
-    ("metric", dict(dataset_name="metric"), "accuracyy.*accuracy"),
-    ("folder", dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere: no such folder"),
-    (
-        "file_of_the_folder",
-        dict(data_dir="{bad}"),
-        "--data_dir .*: no file train.jsonl, which task colour reads as train",
-    ),
-    ("own_data", dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
-    ("missing", dict(train_file="{bad}/nowhere.csv"), "--train_file .*nowhere.csv: no such file"),
-    ("empty", dict(train_file="{bad}/empty.txt"), "--train_file .*empty.txt: the file is empty"),
-    ("no_rows", dict(train_file="{bad}/header_only.csv"), "task colour, split train: no rows"),
-    ("ending", dict(train_file="{bad}/file"), "--train_file .*file: a file of rows must end in one of .json"),
-    ("json", dict(train_file="{bad}/broken.jsonl"), "broken.jsonl, line 4: broken JSON"),
-    ("near_column", dict(train_file="{bad}/no_label.jsonl"), r"row 2: no column label \(did you mean lable\?\), which"),
-    ("empty_label", dict(train_file="{bad}/empty_label.jsonl"), "empty_label.jsonl, row 2: the column label is empty"),
-    (
-        "label",
-        dict(train_file="{bad}/other_label.jsonl"),
-        "other_label.jsonl, row 3: .*label is 'yellow', which is none of the labels red, green, blue",
-    ),
-    ("best_metric", dict(metric_for_best_model="eval_f2"), "--metric_for_best_model eval_f2: no metric of this run"),
-    (
-        "no_evaluation",
-        dict(eval_strategy="no"),
-        "--eval_strategy no, --save_strategy epoch: .*, or --load_best_model_at_end false",
-    ),
-    ("cut_weights", dict(model_name_or_path="{good}/cut"), "--model_name_or_path .*cut: its weights cannot be read"),
+    (dict(dataset_name="metric"), "accuracyy.*accuracy"),
+    (dict(data_dir="{bad}/nowhere"), "--data_dir .*nowhere"),
+    (dict(benchmark="builtin", dataset_name="package_topic"), "the task package_topic brings its own data"),
+    (dict(train_file="{bad}/no_label.jsonl"), "row 2: no column label"),
+    (dict(eval_strategy="no"), "--eval_strategy no, --save_strategy epoch"),
 )
 
 
@@ -353,28 +201,14 @@ class TestCase(parameterized.TestCase):
         return words
 
     def common(self) -> dict:
-        return dict(
-            output_dir=str(self.folder / "out"),
-            data_cache_dir=str(self.folder / "cache"),
-            report_to="none",
-            disable_tqdm="true",
-            per_device_train_batch_size=4,
-        )
+        flags = dict(output_dir=str(self.folder / "out"), data_cache_dir=str(self.folder / "cache"))
+        return flags | dict(report_to="none", disable_tqdm="true", per_device_train_batch_size=4)
 
     def pre_training(self, **changes) -> dict:
-        flags = dict(
-            train_file="{good}/good.txt",
-            tokenizer_name="{good}/tokenizer",
-            config_name="tiny",
-            config_overrides=SHAPE,
-            input_seq_length=32,
-            preprocessing_num_workers=1,
-            max_steps=2,
-            warmup_steps=1,
-            gradient_accumulation_steps=1,
-            eval_strategy="no",
-        )
-        return self.common() | flags | changes
+        flags = self.common() | SMALL_RUN
+        flags |= dict(train_file="{good}/good.txt", tokenizer_name="{good}/tokenizer", input_seq_length=32)
+        flags |= dict(config_name="tiny", config_overrides=SHAPE, max_steps=2, logging_steps=None, eval_strategy="no")
+        return flags | changes
 
     def fine_tuning(self, **changes) -> dict:
         flags = dict(benchmark="own", dataset_name="colour", data_dir="{good}", model_name_or_path="{good}/model")
@@ -430,11 +264,11 @@ class RefusedTest(TestCase):
         super().setUp()
         self.write_bad_files()
 
-    @parameterized.named_parameters(*BAD_TEXT, *BAD_FLAGS, *CONTRADICTIONS, *BAD_MODELS, *BAD_FOLDERS)
+    @parameterized.parameters(*BAD_TEXT, *BAD_FLAGS, *CONTRADICTIONS, *BAD_MODELS, *BAD_FOLDERS)
     def test_pre_training(self, changes, message):
         self.assert_refused(pre_train_t5, self.pre_training(**changes), message)
 
-    @parameterized.named_parameters(*BAD_TASKS)
+    @parameterized.parameters(*BAD_TASKS)
     def test_fine_tuning(self, changes, message):
         self.assert_refused(fine_tune_t5, self.fine_tuning(**changes), message)
 
@@ -497,56 +331,17 @@ def finished(process: subprocess.Popen, timeout: int = 240) -> subprocess.Comple
 
 # ---------------------------------------------------------------- taken, although it looks odd
 class OddTextTest(TestCase):
-    def test_the_same_as_the_plain_text(self):
-        plain, text = self.chunks(), (workspace() / "good.txt").read_bytes()
-        tsv = b"text\tn\r\n" + b"".join(line + b"\t1\r\n" for line in text.splitlines())
-        for name, odd in (
-            ("a.txt", b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")),
-            ("wiki_00", text),
-            ("wiki.train.raw", text),
-            ("nul.txt", text.replace(b".\n", b".\0\n", 3)),
-            ("a.tsv", tsv),
-        ):
-            with self.subTest(name):
-                self.assert_same_chunks(self.chunks(train_file=str(self.write(name, odd))), plain)
-
     def test_a_letter_on_the_edge_of_what_is_looked_at(self):
         text = ("äö bä ka ü " * 6_000 + "\n").encode()
         for name in ("even", "odd"):
             path = self.write(name, b"a" * (name == "odd") + text)
             self.chunks(train_file=str(path), validation_file="{good}/good.txt")
 
-    def test_rows_with_a_byte_order_mark_and_windows_line_ends(self):
-        rows = [(text, LABELS[i % 3]) for i, text in enumerate(sentences(24))]
-        plain = "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
-        odd = b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode()
-        found = []
-        for name, content in (("plain.tsv", plain.encode()), ("odd.tsv", odd)):
-            with mock.patch.object(T5Trainer, "__init__", side_effect=Began) as trainer, contextlib.suppress(Began):
-                flags = self.fine_tuning(train_file=str(self.write(name, content)))
-                self.fail(str(self.run_script(fine_tune_t5, flags)))
-            found.append(trainer.call_args.kwargs["train_dataset"].to_list())
-        self.assertLen(found[0], 24)
-        self.assertEqual(*found)
-
 
 # ---------------------------------------------------------------- the cache
 class CacheTest(TestCase):
     def token_folders(self) -> list[Path]:
         return [path for path in (self.folder / "cache").iterdir() if path.name.startswith("tokens-")]
-
-    @parameterized.named_parameters(
-        ("one_bit", lambda folder: flip_one_bit(folder / "train.bin")),
-        ("a_file_in_its_place", lambda folder: (shutil.rmtree(folder), folder.write_text("what is this?"))),
-    )
-    def test_what_is_damaged_is_made_again(self, harm):
-        right = self.chunks()
-        (folder,) = self.token_folders()
-        harm(folder)
-        self.assert_same_chunks(self.chunks(), right)
-        self.assertEqual(self.token_folders(), [folder])
-        with mock.patch("foundry.corpora.token_files.corpus_encoder", side_effect=AssertionError("tokenised again")):
-            self.assert_same_chunks(self.chunks(), right)
 
     def test_damaged_rows_and_tokenizers_are_made_again(self):
         flags = self.fine_tuning(dry_run=True)
@@ -625,12 +420,6 @@ class CacheTest(TestCase):
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()), [DIGESTS, "thing-k"])
 
 
-def flip_one_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 # ---------------------------------------------------------------- checkpoints
 class ResumeTest(TestCase):
     def setUp(self):
@@ -642,11 +431,7 @@ class ResumeTest(TestCase):
         return self.flags | dict(resume_from_checkpoint=True, max_steps=3) | changes
 
     @parameterized.named_parameters(
-        (
-            "shape",
-            dict(config_name="mini", config_overrides=None),
-            "checkpoint .*checkpoint-2: the model's d_model: 16 in its run, 320 now: resume with",
-        ),
+        ("shape", dict(config_name="mini", config_overrides=None), "checkpoint-2: .* d_model: 16 .*, 320 now"),
         (
             "override",
             dict(config_overrides=SHAPE.replace("num_layers=1", "num_layers=2")),
@@ -681,32 +466,13 @@ class ResumeTest(TestCase):
         self.assert_refused(pre_train_t5, flags, message)
         record["fingerprints"]["copies"] = "on both sides"
         file.write_text(json.dumps(record))
-        code, printed, errors = self.run_script(pre_train_t5, flags)
+        code, _, errors = self.run_script(pre_train_t5, flags)
         self.assertIsNone(code, errors)
-        self.assertRegex(printed, r"known +[1-9]\d* of \d+ validation documents are in the training text")
-
-    def test_damaged(self):
-        for step in (1, 2):
-            weights = self.folder / "out" / f"checkpoint-{step}" / "model.safetensors"
-            weights.write_bytes(weights.read_bytes()[:4_000])
-        named = self.resumed(resume_from_checkpoint="{bad}/out/checkpoint-2")
-        for flags, message in (
-            (named, "checkpoint-2: not a whole checkpoint: model.safetensors has 4,000 bytes instead of"),
-            (self.resumed(), "--resume_from_checkpoint: there is no whole checkpoint-"),
-        ):
-            self.assert_refused(pre_train_t5, flags, message)
-        (self.folder / "out" / "checkpoint-2" / "manifest.json").unlink()  # as if other code had written it
-        self.assert_refused(pre_train_t5, named, "not a whole checkpoint: model.safetensors cannot be read")
 
     def test_of_another_architecture(self):
         shutil.copy(workspace() / "bert" / "config.json", self.folder / "out" / "checkpoint-2" / "config.json")
         (self.folder / "out" / "checkpoint-2" / "manifest.json").unlink()
         self.assert_refused(pre_train_t5, self.resumed(), "the model's model_type: bert in its run, t5 now")
-
-    def test_the_same_run_goes_on(self):
-        code, _, errors = self.run_script(pre_train_t5, self.resumed())
-        self.assertIsNone(code, errors)
-        self.assertTrue((self.folder / "out" / "checkpoint-3").is_dir())
 
 
 @functools.cache

@@ -57,34 +57,10 @@ SCRIPTS = {
     "export": [export_checkpoint.ExportArguments],
     "sweep": [sweep_t5.SweepArguments],
 }
-NUMBERS = "nan inf -inf 0 -1 1 2 0.5 1e308 1e20 -1e20 1e-308 100000000000000000000 0x10 1_0 many true".split() + [
-    "",
-    " ",
-]
-WORDS = [
-    "",
-    "no",
-    "none",
-    "-",
-    "a=b",
-    "a,b",
-    "[1",
-    "{}",
-    '{"a": 1}',
-    "null",
-    "~nouser/x",
-    "/dev/null/x",
-    ".",
-    "é",
-    "\udcff",
-    "x" * 5000,
-    "${HOME}",
-    "%s %d",
-    "../..",
-    "1:2:3",
-    "\n",
-    "\u202e",
-]
+NUMBERS = "nan inf -inf 0 -1 1 2 0.5 1e308 1e20 -1e20 1e-308 100000000000000000000 0x10 1_0 many true".split()
+NUMBERS += ["", " "]
+WORDS = "no none - a=b a,b [1 {} null ~nouser/x /dev/null/x . é ${HOME} ../.. 1:2:3".split()
+WORDS += ["", '{"a": 1}', "\udcff", "x" * 5000, "%s %d", "\n", "\u202e"]
 
 
 def is_numeric(annotation) -> bool:
@@ -142,20 +118,10 @@ class FuzzCase(parameterized.TestCase):
 
 
 class FlagsTest(FuzzCase):
+    TINY = "--config_name tiny --report_to none".split()
     BASE = {
-        "pre_train": ["--train_file", "text.txt", "--config_name", "tiny", "--report_to", "none"],
-        "fine_tune": [
-            "--train_file",
-            "rows.jsonl",
-            "--source_column",
-            "source",
-            "--target_column",
-            "target",
-            "--config_name",
-            "tiny",
-            "--report_to",
-            "none",
-        ],
+        "pre_train": ["--train_file", "text.txt", *TINY],
+        "fine_tune": ["--train_file", "rows.jsonl", "--source_column", "source", "--target_column", "target", *TINY],
     }
     # What the flags ask of the system, which these processes must keep.
     LEFT_OUT = "help help_all ddp_backend fsdp fsdp_config deepspeed".split()
@@ -233,25 +199,10 @@ class FilesTest(FuzzCase):
         for _ in range(chooser.randint(1, 4)):
             place, length = chooser.randrange(len(data) + 1), chooser.choice((1, 3, 50, 5000))
             part = data[place : place + length]
-            new = chooser.choice(
-                [
-                    b"",
-                    part * 2,
-                    chooser.randbytes(length),
-                    bytes(length),
-                    b"[" * length,
-                    b"{" * length,
-                    b'"',
-                    b"\xff\xfe",
-                    b"\n",
-                    b"&a [*a, *a]",
-                    b"\\ud800",
-                    b": ",
-                    b"<<: {}",
-                    b"9" * length,
-                    b"'",
-                ]
-            )
+            new = [b"", part * 2, chooser.randbytes(length), bytes(length)]
+            new += [b"[" * length, b"{" * length, b"9" * length]
+            new += [b'"', b"'", b"\xff\xfe", b"\n", b"&a [*a, *a]", b"\\ud800", b": ", b"<<: {}"]
+            new = chooser.choice(new)
             data[place : place + chooser.choice((0, length))] = new
         return bytes(data)
 

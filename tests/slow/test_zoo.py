@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 import zoo
 from absl.testing import parameterized
-from helpers import OLDER_TRANSFORMERS, run_main
+from helpers import OLDER_TRANSFORMERS, SMALL_RUN, run_main
 from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
@@ -27,11 +27,10 @@ import evaluate_t5
 import export_checkpoint
 import fine_tune_t5
 import pre_train_t5
-from data_collator_t5 import T5DataCollator, example_keys, find_sentinel_ids
+from data_collator_t5 import find_sentinel_ids
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
 from foundry.modeling.families import is_tied
-from foundry.modeling.new_vocabulary import matching_ids
 from foundry.objectives.spans import SpanCorruption
 
 LABELS = ["bread", "moon"]
@@ -49,29 +48,9 @@ TASK = dict(
 ROOT = Path(constants.__file__).parent
 TIED = ("t5_v1_0", *zoo.GEMMA)  # their heads are embeddings
 EMBEDDINGS = {"t5gemma": {"model.encoder", "model.decoder"}, "t5gemma2": {"model.encoder.text_model"}}
-SMALL = dict(
-    logging_steps=1,
-    warmup_steps=1,
-    per_device_train_batch_size=2,
-    per_device_eval_batch_size=4,
-    seed=1,
-    max_eval_samples=4,
-    disable_tqdm="true",
-    report_to="none",
-    preprocessing_num_workers=1,
-)
-ODD_TEXTS = (
-    "Té 😀",
-    "中文 漢字",
-    "one\ntwo",
-    "ABC Abc",
-    "12,345 6",
-    "  two  spaces ",
-    "<0x0A>",
-    "ＡＢ，",
-    "e\u0301",
-    "",
-)
+SMALL = SMALL_RUN | dict(per_device_train_batch_size=2, per_device_eval_batch_size=4, seed=1, max_eval_samples=4)
+ODD_TEXTS = ("Té 😀", "中文 漢字", "one\ntwo", "ABC Abc", "12,345 6", "  two  spaces ", "<0x0A>")
+ODD_TEXTS += ("ＡＢ，", "e\u0301", "")
 MADE_FOR_TEXT = ("<extra_id_3>", "▁<extra_id_3>", "a <extra_id_0>b", "</s> <pad>")
 
 
@@ -102,21 +81,9 @@ def script(module, *switches, **flags) -> tuple[object, str]:
 
 
 def pre_train(source: Path, output_dir: Path, *switches, **changes) -> tuple[dict, str]:
-    flags = dict(
-        model_name_or_path=source,
-        train_file=place() / "text.txt",
-        dataset_name="",
-        input_seq_length=64,
-        max_steps=4,
-        mean_noise_span_length=6,
-        learning_rate=1e-3,
-        gradient_accumulation_steps=1,
-        eval_steps=4,
-        save_steps=2,
-        output_dir=output_dir,
-        validation_split_count=30,
-        num_samples=1,
-    )
+    flags = dict(model_name_or_path=source, train_file=place() / "text.txt", dataset_name="", output_dir=output_dir)
+    flags |= dict(input_seq_length=64, max_steps=4, mean_noise_span_length=6, learning_rate=1e-3)
+    flags |= dict(eval_steps=4, save_steps=2, validation_split_count=30, num_samples=1)
     return script(pre_train_t5, *switches, **flags | changes)
 
 
@@ -265,25 +232,6 @@ class ZooTest(parameterized.TestCase):
 
 
 class SentinelTest(parameterized.TestCase):
-    @parameterized.parameters(*zoo.FAMILIES)
-    def test_batches_write_the_published_ids(self, family):
-        folder, words = animal(family)
-        tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
-        collator = T5DataCollator(tokenizer, 64, mean_noise_span_length=6)
-        ids = [number for line in plain_encoder(tokenizer)(list(zoo.lines()[:20])) for number in line]
-        chunk = torch.tensor(ids[: collator.tokens_length])[None].numpy()
-        batch = collator({"input_ids": chunk, "key": example_keys(1, torch.arange(1).numpy())})
-        labels = batch["labels"][0].tolist()
-        self.assertEqual([number for number in labels if number in sentinels[:2]], sentinels[:2])
-        self.assertEqual(labels[0], sentinels[0])
-
-    @parameterized.parameters(("mt5", "t5_v1_1"), ("t5_v1_1", "mt5"), ("byt5", "mt5"), ("umt5", "byt5"))
-    def test_another_tokenizer_keeps_them_by_number(self, old, new):
-        one, other = (load_tokenizer(str(animal(name)[0])) for name in (old, new))
-        pairs = matching_ids(one, other)
-        wanted = dict(zip(zoo.sentinel_ids(new, animal(new)[1]), zoo.sentinel_ids(old, animal(old)[1]), strict=True))
-        self.assertEqual({number: pairs[number] for number in wanted}, wanted)
-
     def test_byt5_is_told_of_sentinels_that_texts_have_too(self):
         byt5, t5 = (load_tokenizer(str(animal(name)[0])) for name in ("byt5", "t5_v1_1"))
         said = SpanCorruption(byt5, 512).plan([])["sentinels"]

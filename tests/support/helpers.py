@@ -5,12 +5,14 @@ import io
 import os
 import random
 import resource
+import shutil
 import subprocess
 import unittest
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import TrainingArguments
 from warm_python import warm_python
 
@@ -21,6 +23,10 @@ from foundry.modeling.loss import loss_sum
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
 OVERRIDES = ",".join(f"{name}={value}" for name, value in SHAPE.items())  # as --config_overrides takes it
+SMALL_MODEL = dict(config_name="tiny", config_overrides=OVERRIDES)
+# Flags of a short run on one process that says little, without its files and folders.
+SMALL_RUN = dict(report_to="none", disable_tqdm="true", preprocessing_num_workers=1, warmup_steps=1, logging_steps=1)
+SMALL_RUN |= dict(per_device_train_batch_size=4, gradient_accumulation_steps=1)
 
 # transformers 5.17, which some machines with a GPU have, lacks what a few tests are about.
 OLDER_TRANSFORMERS = not hasattr(TrainingArguments, "activation_checkpointing")
@@ -87,6 +93,21 @@ def write_tiny_model(folder: Path, lines: list[str], vocab_size: int, **changes)
     train_tokenizer(lines, folder, vocab_size)
     torch.manual_seed(0)
     create_model(build_config("tiny", len(load_tokenizer(str(folder))), SHAPE | changes)).save_pretrained(folder)
+
+
+def weights_of(folder: Path) -> torch.Tensor:
+    """[parameters] of a saved model, in the order of their names."""
+    tensors = load_file(folder / "model.safetensors")
+    return torch.cat([tensor.flatten() for _, tensor in sorted(tensors.items())])
+
+
+def stopped_after(whole: Path, folder: Path, checkpoint: str, *more: str) -> Path:
+    """Makes a folder with what the run in `whole` had written when it saved this checkpoint; the checkpoint."""
+    folder.mkdir()
+    shutil.copytree(whole / checkpoint, folder / checkpoint)
+    for name in ("run.json", "metrics.jsonl", *more):
+        shutil.copy(whole / name, folder / name)
+    return folder / checkpoint
 
 
 def has_ended(process: int | str) -> bool:

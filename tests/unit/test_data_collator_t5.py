@@ -401,9 +401,9 @@ class CollatorTest(parameterized.TestCase):
         places = {tuple(np.flatnonzero(row >= 32_000)) for row in first["labels"].numpy()}
         self.assertLen(places, 32)
 
-    @parameterized.named_parameters(
-        ("shorter", [567, 567], r"chunks must be 568 tokens long, got lengths \[567\]"),
-        ("ragged", [568, 500], r"chunks must be 568 tokens long, got lengths \[500, 568\]"),
+    @parameterized.parameters(
+        ([567, 567], r"chunks must be 568 tokens long, got lengths \[567\]"),
+        ([568, 500], r"chunks must be 568 tokens long, got lengths \[500, 568\]"),
     )
     def test_chunks_of_another_length_are_refused(self, lengths, message):
         with self.assertRaisesRegex(ValueError, message):

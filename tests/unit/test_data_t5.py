@@ -1054,6 +1054,8 @@ class CachedTest(TestCase):
 
     @parameterized.named_parameters(
         ("cut", lambda folder: (folder / "x").write_text("don")),
+        ("changed", lambda folder: (folder / "x").write_text("dOne")),
+        ("a_file_in_its_place", lambda folder: (shutil.rmtree(folder), folder.write_text("what is this?"))),
         ("missing_file", lambda folder: (folder / "x").unlink()),
         ("no_manifest", lambda folder: (folder / "manifest.json").unlink()),
         ("broken_manifest", lambda folder: (folder / "manifest.json").write_text('{"fi')),

@@ -89,7 +89,7 @@ class TaskNameTest(parameterized.TestCase):
         self.assertLen(every, 9)
 
     @parameterized.parameters(
-        ("cola", r"--task cola: no task of DATASET_VALS .*did you mean glue/cola\?"),
+        ("cola", "--task cola"),
         ("rte", "did you mean glue/rte or super_glue/rte"),
         ("glue/colla", r"did you mean glue/cola"),
         ("allenai/c4", "pairs of a Hub data set are named by --hub_dataset, --source_column and --target_column"),

@@ -159,15 +159,8 @@ class StepTest(parameterized.TestCase):
 
     def reads_of_steps(self, **flags) -> list[int]:
         """How many numbers each of four steps reads from the device, from its first forward pass to its end."""
-        trainer = make_trainer(
-            self.folder,
-            per_device_train_batch_size=8,
-            gradient_accumulation_steps=2,
-            max_steps=4,
-            logging_steps=100,
-            logging_first_step=False,
-            **flags,
-        )
+        flags |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=2, max_steps=4)
+        trainer = make_trainer(self.folder, logging_steps=100, logging_first_step=False, **flags)
         plain_step, plain_end = T5Trainer.training_step, T5Trainer._maybe_log_save_evaluate
         watches, open_watches = {}, contextlib.ExitStack()
 

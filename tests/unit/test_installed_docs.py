@@ -225,12 +225,7 @@ class BuildTest(parameterized.TestCase):
 
     def test_tests_vendored_copies_and_licences_are_not_read(self):
         site = self.copy_site()
-        for name in (
-            "tests/a.py",
-            "_vendor/b.py",
-            "test_c.py",
-            "../extra/d.py",
-        ):
+        for name in ("tests/a.py", "_vendor/b.py", "test_c.py", "../extra/d.py"):
             path = site / "numpy" / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(f'"""{PROSE}"""')

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from absl.testing import parameterized
+from helpers import SMALL_RUN, argv_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
@@ -24,20 +25,7 @@ from foundry.modeling.new_vocabulary import change_vocabulary, matching_ids, sam
 SHAPE = dict(d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=1, num_decoder_layers=1)
 SENTINELS = [f"<extra_id_{number}>" for number in range(20)]
 # Flags of a pre-training of two steps.
-SCRIPT = dict(
-    input_seq_length=16,
-    max_steps=2,
-    warmup_steps=1,
-    per_device_train_batch_size=4,
-    gradient_accumulation_steps=1,
-    logging_steps=1,
-    save_steps=1,
-    eval_steps=2,
-    max_eval_samples=8,
-    preprocessing_num_workers=1,
-    report_to="none",
-    disable_tqdm="true",
-)
+SCRIPT = SMALL_RUN | dict(input_seq_length=16, max_steps=2, save_steps=1, eval_steps=2, max_eval_samples=8)
 
 
 def tokenizer_of(
@@ -205,7 +193,7 @@ class HolesTest(parameterized.TestCase):
         shape = ",".join(f"{name}={value}" for name, value in SHAPE.items())
         flags |= dict(config_overrides=shape, output_dir=folder / "out", data_cache_dir=folder / "cache")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            results = pre_train_t5.main([str(word) for key, value in flags.items() for word in (f"--{key}", value)])
+            results = pre_train_t5.main(argv_of(flags))
         self.assertGreater(results["eval_loss"], 0)
         self.assertNotRegex(printed.getvalue(), "tokens are <unk>")
         self.assertEqual(load_model(str(folder / "out")).config.vocab_size, 70_016)
@@ -221,15 +209,9 @@ class ScriptTest(parameterized.TestCase):
         NEW.save_pretrained(folder / "new")
         text = [" ".join(f"w{20 + (n * m) % 20} n{(n + m) % 60}" for m in range(12)) for n in range(200)]
         (folder / "text.txt").write_text("\n".join(text) + "\n")
-        flags = dict(
-            SCRIPT,
-            model_name_or_path=folder / "old",
-            tokenizer_name=folder / "new",
-            train_file=folder / "text.txt",
-            output_dir=folder / "out",
-            data_cache_dir=folder / "cache",
-        )
-        argv = [str(word) for key, value in flags.items() for word in (f"--{key}", value)]
+        files = dict(model_name_or_path="old", tokenizer_name="new", train_file="text.txt", output_dir="out")
+        files |= dict(data_cache_dir="cache")
+        argv = argv_of(SCRIPT | {name: folder / file for name, file in files.items()})
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             pre_train_t5.main(argv)
         self.assertRegex(

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import torch
 import yaml
 from absl.testing import parameterized
-from helpers import OVERRIDES, argv_of
+from helpers import OVERRIDES, SMALL_RUN, argv_of
 from test_data_collator_t5 import make_tokenizer
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -199,21 +199,21 @@ class VocabularyTest(TestCase):
 
 
 class RefusedTest(TestCase):
-    @parameterized.named_parameters(
-        ("npy_floats", "a.npy", np.array([0.5]), {}, "a.npy: holds float64; ids must be whole"),
-        ("npy_lists", "a.npy", np.array([[5, 6], [7]], object), {}, "a.npy: holds Python objects.*--input_ids_column"),
-        ("npy_cube", "a.npy", np.zeros((2, 2, 2), int), {}, r"has the shape \(2, 2, 2\); ids must be a"),
-        ("no_column", "*", ROWS, {}, "--input_ids_column must name the column"),
-        ("json_column", "a.jsonl", ROWS, dict(input_ids_column="tokens"), "row 1: no column tokens; available: ids"),
-        ("parquet_column", "a.parquet", ROWS, dict(input_ids_column="tokens"), "no column tokens; available: ids"),
-        ("json_text", "a.jsonl", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
-        ("json_float", "a.jsonl", [[1], [2.0]], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
-        ("json_huge", "a.jsonl", [[2**70]], dict(input_ids_column="ids"), "row 1: .* a number beyond 64 bits"),
-        ("parquet_text", "a.parquet", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
-        ("parquet_float", "a.parquet", [[1.5]], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
-        ("parquet_null", "a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
-        ("table", "a.csv", ROWS, dict(input_ids_column="ids"), "a.csv: ready-made ids come from .npy .parquet"),
-        ("range", "a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
+    @parameterized.parameters(
+        ("a.npy", np.array([0.5]), {}, "a.npy: holds float64; ids must be whole"),
+        ("a.npy", np.array([[5, 6], [7]], object), {}, "a.npy: holds Python objects.*--input_ids_column"),
+        ("a.npy", np.zeros((2, 2, 2), int), {}, r"has the shape \(2, 2, 2\); ids must be a"),
+        ("*", ROWS, {}, "--input_ids_column must name the column"),
+        ("a.jsonl", ROWS, dict(input_ids_column="tokens"), "row 1: no column tokens; available: ids"),
+        ("a.parquet", ROWS, dict(input_ids_column="tokens"), "no column tokens; available: ids"),
+        ("a.jsonl", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
+        ("a.jsonl", [[1], [2.0]], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
+        ("a.jsonl", [[2**70]], dict(input_ids_column="ids"), "row 1: .* a number beyond 64 bits"),
+        ("a.parquet", ["1 2"], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
+        ("a.parquet", [[1.5]], dict(input_ids_column="ids"), "row 1: the column ids holds no list"),
+        ("a.parquet", [[1], None], dict(input_ids_column="ids"), "row 2: the column ids holds no list"),
+        ("a.csv", ROWS, dict(input_ids_column="ids"), "a.csv: ready-made ids come from .npy .parquet"),
+        ("a.jsonl", [[1], [4, 10]], dict(input_ids_column="ids"), "row 2, place 2: the id 10 must be 0 to 9"),
     )
     def test_files(self, name, content, flags, message):
         if name == "*":  # a folder of an array and rows
@@ -247,19 +247,9 @@ class RefusedTest(TestCase):
 
 class RunTest(TestCase):
     def run_script(self, recipe: Path, **flags) -> dict:
-        common = dict(
-            config_overrides=OVERRIDES,
-            max_steps=3,
-            warmup_steps=0.3,
-            per_device_train_batch_size=8,
-            logging_steps=1,
-            eval_steps=3,
-            save_steps=3,
-            max_eval_samples=16,
-            report_to="none",
-            disable_tqdm="true",
-            data_cache_dir=self.folder / "cache",
-        )
+        common = SMALL_RUN | dict(config_overrides=OVERRIDES, max_steps=3, warmup_steps=0.3)
+        common |= dict(per_device_train_batch_size=8, gradient_accumulation_steps=None)  # that of the recipe
+        common |= dict(eval_steps=3, save_steps=3, max_eval_samples=16, data_cache_dir=self.folder / "cache")
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             results = pre_train_t5.main([str(recipe), *argv_of(common | flags)])
         self.assertIn("next ", printed.getvalue())

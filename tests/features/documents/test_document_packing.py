@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from absl.testing import parameterized
 from accelerate.data_loader import BatchSamplerShard
-from helpers import OVERRIDES, SHAPE, argv_of, call, sentences
-from safetensors.torch import load_file
+from helpers import SHAPE, SMALL_MODEL, SMALL_RUN, argv_of, call, sentences, weights_of
 from test_data_collator_t5 import EOS, T5_SENTINELS, make_tokenizer, restored
 from test_trainer_t5 import arguments, quietly
 from transformers import set_seed
@@ -317,9 +316,7 @@ class ModelTest(parameterized.TestCase):
             yield targets, example | {"input_ids": batch["input_ids"][row : row + 1, inputs]}
 
     @parameterized.parameters(
-        ("eager", torch.float64, 1e-12),
-        ("sdpa", torch.float64, 1e-12),
-        ("sdpa", torch.float32, 2e-5),
+        ("eager", torch.float64, 1e-12), ("sdpa", torch.float64, 1e-12), ("sdpa", torch.float32, 2e-5)
     )
     def test_losses_and_gradients_are_those_of_the_documents_alone(self, attention, dtype, tolerance):
         packed, single = self.make(attention, dtype), self.make(attention, dtype)
@@ -334,19 +331,6 @@ class ModelTest(parameterized.TestCase):
         for (name, ours), theirs in zip(packed.named_parameters(), single.parameters(), strict=True):
             size = max(theirs.grad.abs().max().item(), 1.0)
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=tolerance, atol=20 * tolerance * size, msg=name)
-
-    def test_neighbours_do_not_matter(self):
-        model = self.make("eager", torch.float64)
-        _, batch = self.batch()
-        other = {name: tensor.clone() for name, tensor in batch.items()}
-        for name, segments in (("input_ids", "input_segments"), ("decoder_input_ids", "target_segments")):
-            ids = other[name]
-            ids[other[segments] != 1] = (ids[other[segments] != 1] * 7 + 11) % 280 + 3
-        with torch.no_grad():
-            before, after = self.losses(model, batch), self.losses(model, other)
-        own = batch["target_segments"] == 1
-        torch.testing.assert_close(before[own], after[own], rtol=1e-12, atol=1e-12)
-        self.assertGreater((before - after)[~own].abs().max().item(), 0.05)
 
     def test_an_evaluation_counts_every_target_once(self):
         own, _ = self.batch(1)
@@ -375,34 +359,12 @@ class ModelTest(parameterized.TestCase):
 class RunTest(parameterized.TestCase):
     def run_script(self, name: str, *more: str, **changes) -> tuple[dict, str]:
         """(results, what was printed) of a run of six steps in the folder `name`."""
-        flags = dict(
-            output_dir=self.folder / name,
-            data_cache_dir=self.folder / "cache",
-            report_to="none",
-            disable_tqdm="true",
-            config_name="tiny",
-            config_overrides=OVERRIDES,
-            vocab_size=300,
-            packing="documents",
-            plan="full",
-            input_seq_length=64,
-            max_steps=6,
-            warmup_steps=0.3,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=2,
-            logging_steps=2,
-            eval_steps=6,
-            save_steps=3,
-            save_total_limit=5,
-            preprocessing_num_workers=1,
-            num_samples=2,
-        )
+        flags = SMALL_RUN | SMALL_MODEL | dict(vocab_size=300, packing="documents", plan="full", input_seq_length=64)
+        flags |= dict(max_steps=6, warmup_steps=0.3, gradient_accumulation_steps=2, logging_steps=2, num_samples=2)
+        flags |= dict(eval_steps=6, save_steps=3, save_total_limit=5)
+        flags |= dict(output_dir=self.folder / name, data_cache_dir=self.folder / "cache")
         results, code, printed, errors = call(pre_train_t5.main, *argv_of(flags | changes), *more)
         return results or {"code": code}, printed + errors
-
-    def weights(self, name: str) -> torch.Tensor:
-        tensors = load_file(self.folder / name / "model.safetensors")
-        return torch.cat([tensor.flatten() for _, tensor in sorted(tensors.items())])
 
     def test_a_run_of_corpora_by_weight_and_its_resumption(self):
         corpora = ["--train_file"]
@@ -414,7 +376,7 @@ class RunTest(parameterized.TestCase):
             printed, r"packing +documents do not attend to each other, \d\.\d/\d\.\d per row; \d\.\d+%/\d\.\d+% of"
         )
         self.assertContainsSubset(["eval_loss", "eval_a_loss", "eval_b_bits_per_byte"], results)
-        weights = self.weights("whole")
+        weights = weights_of(self.folder / "whole")
         samples = (self.folder / "whole" / "samples.md").read_text()
         self.assertRegex(samples, r"## Step 6\n\n.*\n.*\n.*\[1\]")
         self.assertNotIn("extra_id", samples)
@@ -423,7 +385,7 @@ class RunTest(parameterized.TestCase):
 
         shutil.rmtree(self.folder / "whole" / "checkpoint-6")
         again, _ = self.run_script("whole", *corpora, "--resume_from_checkpoint", dataloader_num_workers=2)
-        self.assertTrue(torch.equal(self.weights("whole"), weights))
+        self.assertTrue(torch.equal(weights_of(self.folder / "whole"), weights))
         self.assertEqual(again["eval_loss"], results["eval_loss"])
         refused, errors = self.run_script("whole", *corpora, "--resume_from_checkpoint", packing="chunks")
         self.assertEqual(refused, {"code": 2})
@@ -436,14 +398,10 @@ class RunTest(parameterized.TestCase):
         results, printed = self.run_script("ids", **flags)
         self.assertContainsSubset(["eval_loss", "eval_nats_per_id"], results)
         self.assertRegex(printed, r"packing +documents do not attend to each other, 2\.\d per row; ")
-        refused, errors = self.run_script("few", **flags | {"per_device_train_batch_size": 1_000})
-        self.assertEqual(refused, {"code": 2})
-        self.assertRegex(errors, r"the training text gives \d+ chunks of 70 tokens, one step needs 2000: use more text")
 
     @parameterized.parameters(
-        (["--packing", "document"], "--packing document: must be one of chunks, documents"),
-        (["--objective", "ul2"], "--packing documents: needs --objective span_corruption"),
-        (["--eos_between_documents", "false"], "--eos_between_documents False: --packing documents finds documents by"),
+        (["--objective", "ul2"], "--packing documents"),
+        (["--eos_between_documents", "false"], "--eos_between_documents False"),
     )
     def test_refused(self, flags, message):
         with self.assertRaisesRegex(ValueError, message):

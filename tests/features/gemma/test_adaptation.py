@@ -20,17 +20,8 @@ from foundry.arguments.model import ModelArguments
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import get_model, load_model, train_only
 
-SIZES = dict(
-    vocab_size=200,
-    hidden_size=64,
-    head_dim=8,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    sliding_window=4,
-    query_pre_attn_scalar=8,
-)
+SIZES = dict(vocab_size=200, hidden_size=64, head_dim=8, num_attention_heads=4, num_key_value_heads=2)
+SIZES |= dict(intermediate_size=48, num_hidden_layers=3, sliding_window=4, query_pre_attn_scalar=8)
 SMALLER = dict(hidden_size=16, num_hidden_layers=2, intermediate_size=24)
 
 

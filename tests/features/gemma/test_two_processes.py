@@ -24,19 +24,9 @@ OTHERS_SHARDED = [("t5gemma", "prefix_lm", "zero3"), ("t5gemma2", "ul2", "zero3"
 
 def pre_training_flags(family: str, objective: str, **more) -> dict:
     """Those of a run that two processes repeat."""
-    return SMALL | dict(
-        model_name_or_path=animal(family)[0],
-        train_file=place() / "text.txt",
-        objective=objective,
-        input_seq_length=64,
-        learning_rate=1e-3,
-        gradient_accumulation_steps=1,
-        save_steps=2,
-        validation_split_count=30,
-        num_samples=0,
-        data_cache_dir=place() / "cache",
-        **more,
-    )
+    flags = SMALL | dict(model_name_or_path=animal(family)[0], train_file=place() / "text.txt", objective=objective)
+    flags |= dict(data_cache_dir=place() / "cache", input_seq_length=64, learning_rate=1e-3, save_steps=2)
+    return flags | dict(validation_split_count=30, num_samples=0) | more
 
 
 class TwoProcessesTest(parameterized.TestCase):

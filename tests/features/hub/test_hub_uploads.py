@@ -23,7 +23,7 @@ import torch
 import yaml
 from absl.testing import parameterized
 from fake_hub import FakeHub
-from helpers import run_main
+from helpers import SMALL_RUN, argv_of, run_main
 from sentence_transformers import SentenceTransformer
 from test_export_checkpoint import SHAPE, TEXTS, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoModelForTextEncoding, AutoTokenizer
@@ -67,29 +67,12 @@ class CardTest(test_export_checkpoint.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.run_folder = workspace() / "run"
-        flags = dict(
-            train_file=workspace() / "text.txt",
-            tokenizer_name=workspace() / "tokenizer",
-            config_name="tiny",
-            config_overrides=",".join(f"{k}={v}" for k, v in SHAPE.items()),
-            input_seq_length=32,
-            max_steps=2,
-            warmup_steps=1,
-            per_device_train_batch_size=4,
-            gradient_accumulation_steps=1,
-            logging_steps=1,
-            eval_steps=2,
-            max_eval_samples=4,
-            output_dir=cls.run_folder,
-            data_cache_dir=workspace() / "cache",
-            report_to="none",
-            disable_tqdm="true",
-            preprocessing_num_workers=1,
-            noise_density=0.2,
-        )
+        files = dict(train_file="text.txt", tokenizer_name="tokenizer", output_dir="run", data_cache_dir="cache")
+        cls.flags = SMALL_RUN | {name: workspace() / file for name, file in files.items()}
+        cls.flags |= dict(config_name="tiny", config_overrides=",".join(f"{k}={v}" for k, v in SHAPE.items()))
+        cls.flags |= dict(input_seq_length=32, max_steps=2, eval_steps=2, max_eval_samples=4, noise_density=0.2)
         if not cls.run_folder.exists():
-            run_main(pre_train_t5.main, *[word for key, value in flags.items() for word in (f"--{key}", value)])
-        cls.flags = flags
+            run_main(pre_train_t5.main, *argv_of(cls.flags))
 
     def test_is_filled_from_the_run(self):
         self.export(self.run_folder, "--license", "apache-2.0", "--language", "en", "no")
@@ -163,11 +146,7 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertIn(r'inputs = tokenizer("As in \"Emma\"\n: ...", return_tensors="pt")', card)
 
     @parameterized.parameters(
-        (
-            dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"),
-            None,
-            None,
-        ),
+        (dict(benchmark="own", dataset_name="pairs", hub_dataset="/data/mine/sent"), None, None),
         (
             dict(benchmark="own", dataset_name="pairs", hub_dataset="me/sent"),
             ["me/sent"],
@@ -227,10 +206,7 @@ class CardTest(test_export_checkpoint.TestCase):
 
     # ------------------------------------------------------------ uploads
     def train(self, *more, code=None):
-        words = [
-            word for key, value in (self.flags | dict(output_dir=self.out)).items() for word in (f"--{key}", value)
-        ]
-        return run_main(pre_train_t5.main, *words, *more, code=code)
+        return run_main(pre_train_t5.main, *argv_of(self.flags | dict(output_dir=self.out)), *more, code=code)
 
     def test_export_is_uploaded_as_it_is(self):
         with FakeHub() as hub:
@@ -409,8 +385,8 @@ class CardTest(test_export_checkpoint.TestCase):
         self.assertLen(hub.commits, 1)
 
     @parameterized.parameters(
-        (["--hub_model_id", "me/x"], "--hub_model_id me/x: nothing is uploaded without --push_to_hub"),
-        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c: "),
+        (["--hub_model_id", "me/x"], "--hub_model_id me/x"),
+        (["--push_to_hub", "--hub_model_id", "a/b/c"], "--hub_model_id a/b/c"),
     )
     def test_refused(self, flags, message):
         _, _, error = self.train(*flags, code=2)

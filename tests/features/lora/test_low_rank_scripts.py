@@ -30,15 +30,6 @@ class LowRankScriptsTest(RowsAndBaseTest):
         super().setUpClass()
         cls.results, cls.printed = cls.fine_tune("whole")
 
-    @classmethod
-    def argv(cls, name: str, steps: int = 8, rank: int = 4, batch: int = 4, every: int = 4) -> list[str]:
-        argv = f"--model_name_or_path {cls.folder}/base --lora_rank {rank} --train_file {cls.folder}/rows.jsonl "
-        argv += "--source_column text --target_column kind --target_type class --validation_split_percentage 20 "
-        argv += f"--max_steps {steps} --per_device_train_batch_size {batch} --eval_strategy steps --eval_steps {every} "
-        argv += f"--save_strategy steps --save_steps {every} --save_total_limit 9 --output_dir {cls.folder}/{name} "
-        argv += f"--data_cache_dir {cls.folder}/cache --report_to none --use_cpu true --disable_tqdm true"
-        return argv.split()
-
     def test_what_is_trained_and_written(self):
         self.assertRegex(self.printed, r"model .* parameters .*, dropout 0.1, of which [\d.]+K are trained")
         self.assertRegex(
@@ -186,15 +177,7 @@ class LowRankScriptsTest(RowsAndBaseTest):
             torch.testing.assert_close(found[name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
     def test_pre_training(self):
-        argv = (
-            f"--model_name_or_path {self.folder}/base --lora_rank 4 --train_file {self.folder}/text.txt --max_steps 4 "
-        )
-        argv += "--input_seq_length 32 --per_device_train_batch_size 4 --gradient_accumulation_steps 1 --eval_steps 2 "
-        argv += (
-            f"--save_steps 2 --warmup_steps 1 --max_eval_samples 8 --output_dir {self.folder}/text --report_to none "
-        )
-        argv += f"--data_cache_dir {self.folder}/cache --disable_tqdm true --use_cpu true --num_samples 1"
-        argv = argv.split()
+        argv = self.text_argv("text", steps=4)
         results, printed, _ = run_main(pre_train_t5.main, *argv)
         self.assertIn("continued pre-training with LoRA", printed)
         weights = self.folder / "text/adapter_model.safetensors"

@@ -287,37 +287,31 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 TALK = "\n\nHuman: Hi?\n\nAssistant: Hm.\n\nHuman: So?\n\nAssistant:"
 
 
+def gpt(text: str) -> dict[str, str]:
+    return {"from": "gpt", "value": text}
+
+
 class RecordsTest(parameterized.TestCase):
-    @parameterized.named_parameters(
-        ("texts", dict(prompt="Hi?", chosen="Yes.", rejected="No."), "Hi?"),
-        ("ultrafeedback", dict(prompt="Hi?", chosen=MESSAGES, rejected=OTHER, score_chosen=8.0), "Hi?"),
-        ("trl_explicit", dict(prompt=MESSAGES[:1], chosen=MESSAGES[1:], rejected=OTHER[1:]), "Hi?"),
-        ("trl_implicit", dict(chosen=MESSAGES, rejected=OTHER), "Hi?"),
+    HUMAN = {"from": "human", "value": "Hi?"}
+    SO = dict(role="user", content="So?")
+    TURNS = dict(prompt=[*MESSAGES, SO], chosen=MESSAGES[1:], rejected=OTHER[1:])
+
+    @parameterized.parameters(
+        (dict(prompt="Hi?", chosen="Yes.", rejected="No."), "Hi?"),
+        (dict(prompt="Hi?", chosen=MESSAGES, rejected=OTHER, score_chosen=8.0), "Hi?"),  # UltraFeedback's
+        (dict(prompt=MESSAGES[:1], chosen=MESSAGES[1:], rejected=OTHER[1:]), "Hi?"),  # TRL's, explicit and implicit
+        (dict(chosen=MESSAGES, rejected=OTHER), "Hi?"),
         (
-            "turns",
-            dict(prompt=[*MESSAGES, dict(role="user", content="So?")], chosen=MESSAGES[1:], rejected=OTHER[1:]),
+            dict(prompt=[*MESSAGES, SO], chosen=MESSAGES[1:], rejected=OTHER[1:]),
             "user: Hi?\nassistant: Yes.\nuser: So?",
         ),
-        ("hh_rlhf", dict(chosen=f"{TALK} Yes.", rejected=f"{TALK} No."), TALK.strip()),
-        (
-            "a_system_turn_in_prompt_alone",
-            dict(prompt=[SYSTEM, *MESSAGES[:1]], chosen=MESSAGES, rejected=OTHER),
-            "system: Be brief.\nuser: Hi?",
-        ),
-        ("only_a_system_turn", dict(prompt=[SYSTEM], chosen=MESSAGES, rejected=OTHER), "system: Be brief.\nuser: Hi?"),
-        (
-            "a_system_turn_in_the_dialogues_alone",
-            dict(prompt="Hi?", chosen=[SYSTEM, *MESSAGES], rejected=[SYSTEM, *OTHER]),
-            "system: Be brief.\nuser: Hi?",
-        ),
-        (
-            "sharegpt",
-            dict(
-                chosen=[{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}],
-                rejected=[{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "No."}],
-            ),
-            "Hi?",
-        ),
+        (dict(chosen=f"{TALK} Yes.", rejected=f"{TALK} No."), TALK.strip()),  # HH-RLHF's
+        # A system turn in the prompt, in it alone, or in the dialogues alone.
+        (dict(prompt=[SYSTEM, *MESSAGES[:1]], chosen=MESSAGES, rejected=OTHER), "system: Be brief.\nuser: Hi?"),
+        (dict(prompt=[SYSTEM], chosen=MESSAGES, rejected=OTHER), "system: Be brief.\nuser: Hi?"),
+        (dict(prompt="Hi?", chosen=[SYSTEM, *MESSAGES], rejected=[SYSTEM, *OTHER]), "system: Be brief.\nuser: Hi?"),
+        # ShareGPT's
+        (dict(chosen=[HUMAN, gpt("Yes.")], rejected=[HUMAN, gpt("No.")]), "Hi?"),
     )
     def test_pairs(self, record, source):
         made = TRANSFORMS["preference"](record)
@@ -417,35 +411,25 @@ class RecordsTest(parameterized.TestCase):
             data_of(tasks, args)
 
     @parameterized.parameters(
-        ("--rejected_column rejected", "--rejected_column rejected: needs --target_column"),
-        (
-            "--source_column prompt --target_column chosen --rejected_column rejected",
-            "--rejected_column rejected: pairs are compared by --preference dpo, ipo or simpo",
-        ),
-        ("--preference dpo --simpo_gamma 1", "--simpo_gamma 1.0: is for --preference simpo"),
-        ("--preference_beta 1", "--preference_beta 1.0: is a factor of --preference"),
+        ("--rejected_column rejected", "--rejected_column rejected"),
+        ("--source_column prompt --target_column chosen --rejected_column rejected", "--rejected_column rejected"),
+        ("--preference dpo --simpo_gamma 1", "--simpo_gamma 1.0"),
+        ("--preference_beta 1", "--preference_beta 1.0"),
         (
             "--preference dpo --source_column prompt --target_column chosen",
             "worse answers with --rejected_column, or for kto",
         ),
         (
             "--preference kto --source_column prompt --target_column chosen --rejected_column rejected",
-            "--rejected_column rejected: pairs are compared",
+            "--rejected_column rejected",
         ),
         ("--preference kto", "and which answers are good with --desirable_column; the file has: prompt, chosen"),
-        (
-            "--preference dpo --target_type class",
-            "--preference dpo: compares free texts: leave out --target_type class",
-        ),
+        ("--preference dpo --target_type class", "--preference dpo"),
         ("--preference dpo --record_shape alpaca", "--record_shape alpaca has no answers"),
-        ("--preference dop", "must be one of dpo, ipo, simpo, kto .did you mean dpo"),
-        ("--preference dpo --packing true", "--packing True: not with --preference dpo"),
-        ("--preference dpo --z_loss 0.1", "--z_loss 0.1: not with --preference dpo"),
-        ("--preference dpo --task glue/rte", "--preference dpo: needs one task"),
-        (
-            "--preference dpo --metric_for_best_model rejected_log_probability",
-            "nothing says which way it is better",
-        ),
+        ("--preference dpo --packing true", "--packing True"),
+        ("--preference dpo --z_loss 0.1", "--z_loss 0.1"),
+        ("--preference dpo --task glue/rte", "--preference dpo"),
+        ("--preference dpo --metric_for_best_model rejected_log_probability", "nothing says which way it is better"),
     )
     def test_wrong_flags(self, flags, message):
         with self.assertRaisesRegex(UserError, message):
@@ -492,35 +476,23 @@ class RecordsTest(parameterized.TestCase):
         self.assertIn("train target (good)", shown)
         self.assertIn("train other prompt's answer", shown)
 
+    COLUMNS = dict(source_column=["q"], target_column=["a"])
+    CLASSES = COLUMNS | dict(target_type="class", labels=["x", "y"], metrics=["f1"])
+    PREFERRED = dict(record_shape="preference", preference="dpo", preference_beta=0.2)
+
     @parameterized.parameters(
         # what is recorded, what is given, which recorded flags stay
-        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="alpaca"), ""),
-        (dict(record_shape="alpaca"), dict(source_column=["q"], target_column=["a"]), ""),
-        (dict(source_column=["q"], target_column=["a"]), dict(preference="dpo"), ""),
-        (dict(source_column=["q"], target_column=["a"]), dict(record_shape="preference", preference="dpo"), ""),
-        (
-            dict(source_column=["q"], target_column=["a"]),
-            dict(preference="dpo", rejected_column="b"),
-            "source_column target_column",
-        ),
-        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(record_shape="alpaca"), ""),
-        (
-            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
-            dict(source_column=["q"], target_column=["a"]),
-            "",
-        ),
-        (
-            dict(record_shape="preference", preference="dpo", preference_beta=0.2),
-            dict(record_shape="preference"),
-            "preference preference_beta",
-        ),
-        (dict(record_shape="preference", preference="dpo", preference_beta=0.2), dict(preference="ipo"), ""),
-        (
-            dict(source_column=["q"], target_column=["a"], target_type="class", labels=["x", "y"], metrics=["f1"]),
-            dict(preference="dpo"),
-            "",
-        ),
-        (dict(source_column=["q"], target_column=["a"], metrics=["bleu"]), dict(preference="dpo"), "metrics"),
+        (COLUMNS, dict(record_shape="alpaca"), ""),
+        (dict(record_shape="alpaca"), COLUMNS, ""),
+        (COLUMNS, dict(preference="dpo"), ""),
+        (COLUMNS, dict(record_shape="preference", preference="dpo"), ""),
+        (COLUMNS, dict(preference="dpo", rejected_column="b"), "source_column target_column"),
+        (PREFERRED, dict(record_shape="alpaca"), ""),
+        (PREFERRED, COLUMNS, ""),
+        (PREFERRED, dict(record_shape="preference"), "preference preference_beta"),
+        (PREFERRED, dict(preference="ipo"), ""),
+        (CLASSES, dict(preference="dpo"), ""),
+        (COLUMNS | dict(metrics=["bleu"]), dict(preference="dpo"), "metrics"),
     )
     def test_a_given_shape_or_preference_replaces_recorded_flags(self, recorded, given, stay):
         """The flags together are accepted: three refusals led in a circle."""

@@ -199,11 +199,7 @@ class StreamedTextTest(StreamCase):
         self.features = Features([Streams(streaming=True, shuffle_buffer_size=1)])
         with one_block, one_lane:
             text, objective, stream = self.open(
-                self.flags(
-                    "file",
-                    packing="documents",
-                    validation_file=[str(self.folder / "b.txt")],
-                )
+                self.flags("file", packing="documents", validation_file=[str(self.folder / "b.txt")])
             )
             found = np.concatenate([batch["input_ids"] for batch in raw_rows(stream, 20)])
         encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}

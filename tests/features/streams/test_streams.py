@@ -34,7 +34,6 @@ from features.streams.lanes import StreamDataset, StreamLoader, one_by_one, pack
 from features.streams.streamed_tasks import StreamedTask, stream_of_rows
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
-from foundry.common import digests
 from foundry.common.errors import UserError
 from foundry.corpora.chunks import readers_of
 from foundry.corpora.sentences import cut_sentences
@@ -190,19 +189,6 @@ class OnceTest(TestCase):
         self.assertNotEqual(shuffled, unshuffled)
         self.assertCountEqual(shuffled[23::24][:40], unshuffled[23::24][:40])  # four buffers of the last lane
 
-    @parameterized.parameters(1, 3, 8, 24)
-    def test_ranks_have_lanes_of_their_own(self, ranks):
-        lanes = [set(self.stream(rank=r, ranks=ranks).own_lanes) for r in range(ranks)]
-        self.assertEqual(set().union(*lanes), set(range(24)))
-        self.assertEqual(sum(map(len, lanes)), 24)
-
-    def test_a_rank_reads_its_own_blocks_alone(self):
-        streams = [self.stream(rank=r, ranks=4) for r in range(4)]
-        counts = [count_rows(stream) for stream in streams]
-        self.examples(streams, batches=EXAMPLES // 56)
-        rows = sum(1 for _ in self.corpus("text").all_rows())
-        self.assertBetween(sum(count[0] for count in counts), rows / 2, rows)
-
 
 class ResumeTest(TestCase):
     @parameterized.parameters(*((kind, 0) for kind in (*WRITERS, "hub")), ("text", 2), ("hub", 2))
@@ -335,33 +321,6 @@ class ResumeTest(TestCase):
             self.stream().resume(str(self.folder / "checkpoint"))
 
 
-class FingerprintTest(TestCase):
-    def changed(self, name: str, place: int) -> bool:
-        """Whether another byte at a place makes another stream of the file; its size and times stay."""
-        file, before = self.folder / name, self.corpus("large").fingerprint
-        times, data = file.stat().st_mtime_ns, bytearray(file.read_bytes())
-        data[place] ^= 1
-        file.write_bytes(data)
-        os.utime(file, ns=(times, times))
-        return self.corpus("large").fingerprint != before
-
-    def test_contents_count(self):
-        folder = self.folder / "large"
-        folder.mkdir()
-        for name, size in (("a.txt", 40_000), ("b.txt", 9_000)):
-            (folder / name).write_text("".join(random.Random(size).choices("abc \n", k=size)))
-        first = self.corpus("large").fingerprint
-        self.assertEqual(self.corpus("large").fingerprint, first)
-        self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 20_001, 39_999)))
-        # Too large to be read whole: beginning, end and spread pieces of each file.
-        self.enter_context(mock.patch.multiple(digests, HASHED_BYTES=20_000, PIECE_BYTES=500))
-        self.assertTrue(all(self.changed("large/a.txt", place) for place in (0, 499, 39_500, 39_999)))
-        self.assertTrue(all(self.changed("large/b.txt", place) for place in (0, 499, 8_500, 8_999)))
-        found = [self.changed("large/a.txt", place) for place in range(0, 40_000, 499)]
-        self.assertBetween(sum(found) / len(found), 0.35, 0.5)
-        self.assertLess(max(map(len, "".join("01"[n] for n in found).split("1"))), 4, "evenly spread")
-
-
 class BlockTest(TestCase):
     @parameterized.product(size=(1, 2, 7, 50, 10_000), end=("\n", "\r\n", ""))
     def test_lines_are_cut_nowhere(self, size, end):
@@ -392,21 +351,12 @@ class BlockTest(TestCase):
                 number = min(number, len(rows) - 1)
                 self.assertEqual(list(corpus.rows(Piece(block), rows[number][0])), rows[number:])
 
-    def test_csv_reads_as_the_other_reader_does(self):
-        corpus = self.corpus("csv")
-        rows = [row for _, row in corpus.all_rows()]
-        self.assertEqual(rows, list(blocks.read_any_rows(self.folder / "csv" / "a.csv")))
-        self.assertEqual(rows[3], {"id": "3", "text": f'{TEXTS[3]}\n, "x"'})
-
     def test_wiki_pages_are_read_whole(self):
         (self.folder / "wiki_00").write_text('<doc id="1" title="A">\nA\n\nOne &amp; two.\nThree.\n</doc>\n')
         corpus = FileCorpus([self.folder / "wiki_00"])
         self.assertEqual([row["text"] for _, row in corpus.all_rows()], ["A\nOne & two.\nThree."])
 
-    @parameterized.parameters(
-        '\ufeff\n{"n": 1}\r\n{"n": 2}',
-        '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n',
-    )
+    @parameterized.parameters('\ufeff\n{"n": 1}\r\n{"n": 2}', '\ufeff{"n": 1}\n \u00a0\r\n{"n": 2}\n\x0c\n')
     def test_json_lines_read_as_the_other_reader_does(self, content):
         file = self.folder / "a.jsonl"
         file.write_bytes(content.encode())
@@ -416,25 +366,15 @@ class BlockTest(TestCase):
             self.assertEqual(rows, [{"n": 1}, {"n": 2}])
             self.assertEqual(rows, list(blocks.read_any_rows(file)))
 
-    @parameterized.named_parameters(
-        ("text", "a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt, line 5001: not UTF-8 text \(byte 0xe9 at 25,003\)"),
-        (
-            "jsonl",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b'{"text": \n',
-            r"a.jsonl, line 301: broken JSON.*--skip_broken_rows",
-        ),
-        (
-            "list",
-            "a.jsonl",
-            b'{"text": "a"}\n' * 300 + b"[1]\n",
-            "a.jsonl, line 301: must be a JSON object, got list",
-        ),
-        ("csv", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
-        ("quote", "a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
-        ("header", "a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
-        ("again", "a.csv", b"text,b\n" + b"a,b\n" * 30 + b"text,b\n", "a.csv, line 32: the header again"),
-        ("tsv", "a.tsv", b"text\tb\n" + b"a\tb\n" * 30 + b"text\tb\n", "a.tsv, line 32: the header again"),
+    @parameterized.parameters(
+        ("a.txt", b"fine\n" * 5000 + b"caf\xe9\n", r"a.txt, line 5001: not UTF-8 text \(byte 0xe9 at 25,003\)"),
+        ("a.jsonl", b'{"text": "a"}\n' * 300 + b'{"text": \n', r"a.jsonl, line 301: broken JSON.*--skip_broken_rows"),
+        ("a.jsonl", b'{"text": "a"}\n' * 300 + b"[1]\n", "a.jsonl, line 301: must be a JSON object, got list"),
+        ("a.csv", b"text,b\n" + b"a,b\n" * 30 + b"a\n", "line 32: 1 fields, the header has 2"),
+        ("a.csv", b"text\n" + b"a\n" * 30 + b'"a\n', "line 32: broken CSV"),
+        ("a.csv", b"text,text\na,b\n", "line 1: two columns are called 'text'"),
+        ("a.csv", b"text,b\n" + b"a,b\n" * 30 + b"text,b\n", "a.csv, line 32: the header again"),
+        ("a.tsv", b"text\tb\n" + b"a\tb\n" * 30 + b"text\tb\n", "a.tsv, line 32: the header again"),
     )
     def test_broken_rows_are_named(self, name, content, message):
         (self.folder / name).write_bytes(content)
@@ -719,22 +659,17 @@ class ScriptTest(parameterized.TestCase):
         self.run_script(script, f"{flags} --resume_from_checkpoint")
         self.assertEqual(torture.outcome(self.folder / "out"), torture.outcome(self.whole(script)))
 
-    @parameterized.named_parameters(
-        ("steps", "fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
-        ("limit", "fine_tune", "--max_train_samples 5", "--max_train_samples 5: which rows of a stream come first"),
-        ("order", "fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
-        ("not", "fine_tune", "--streaming false", "--shuffle_buffer_size 64: needs --streaming"),
-        (
-            "share",
-            "pre_train",
-            "--validation_split_percentage 3",
-            "--validation_split_percentage 3.0: the length of a st",
-        ),
-        ("column", "pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
-        ("row", "pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
-        ("task", "fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
-        ("none", "fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|is one document"),
-        ("hub", "pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
+    @parameterized.parameters(
+        ("fine_tune", "--max_steps -1", "--streaming needs --max_steps"),
+        ("fine_tune", "--max_train_samples 5", "--max_train_samples 5"),
+        ("fine_tune", "--train_sampling_strategy sequential", "sequential: a stream is always shuffled"),
+        ("fine_tune", "--streaming false", "--shuffle_buffer_size 64"),
+        ("pre_train", "--validation_split_percentage 3", "--validation_split_percentage 3.0"),
+        ("pre_train", "--train_file {folder}/a.jsonl --text_column b", "b: .*a.jsonl, line 1 has the col"),
+        ("pre_train", "--train_file {folder}/b.jsonl", "b.jsonl, line 2: the column text holds no text, but"),
+        ("fine_tune", "--train_file {folder}/b.jsonl", "task restore_diacritics, .*b.jsonl, line 2: "),
+        ("fine_tune", "--train_file {folder}/stars.txt", "gives no example to train on|is one document"),
+        ("pre_train", "--dataset_name {folder}/saved --train_file", "excludes --train_file|at least one"),
     )
     def test_refused_in_one_line(self, script, flags, message):
         (self.folder / "a.jsonl").write_text('{"text": "a"}\n')
@@ -744,11 +679,6 @@ class ScriptTest(parameterized.TestCase):
         self.assertRegex(text, rf"(?m)error: .*({message}).*$")
         self.assertNotIn("Traceback", text)
         self.assertFalse((self.folder / "out").exists())
-
-    @parameterized.parameters("--objective ul2", "--train_file {text}:0.7 {text}:0.3 --packing documents")
-    def test_objectives_and_weights(self, flags):
-        flags = flags.format(text=self.workspace / "text.txt")
-        self.run_script("pre_train", f"{flags} --max_steps 2 --eval_steps 2 --save_strategy no")
 
     @parameterized.parameters(
         (fine_tune_t5, "--benchmark glue --dataset_name cola,sst2 --config_name tiny", "one task, .*name names 2"),
