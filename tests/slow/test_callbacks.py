@@ -33,13 +33,11 @@ from transformers import (
 from foundry.common import reports
 from foundry.common.curves import curve, draw_curves, eval_metrics
 from foundry.common.reports import (
-    end_summary,
     human_bytes,
     human_count,
     human_time,
     read_metrics,
     run_record,
-    start_summary,
     write_json,
 )
 from foundry.runs.callbacks import (
@@ -187,24 +185,19 @@ class MetricsFileTest(TestCase):
         self.assertEqual(read_metrics(path)[-1]["seconds"], 24.0)
         self.assertEqual([file.name for file in self.folder.iterdir()], ["metrics.jsonl"])  # nothing left aside
 
-    def test_a_run_killed_after_its_closing_line_writes_that_again(self):
+    @parameterized.parameters(
+        # a run that was killed after its closing lines writes them again; a fresh run starts a new file
+        (2, [{"step": 2, "loss": 1.0}, {"step": 2, "train_loss": 1.0}, {"step": 2, "eval_loss": 1.0}], 1),
+        (0, [{"step": 1, "loss": 9.0}], 0),
+    )
+    def test_what_a_beginning_keeps(self, step, lines, kept):
         path = self.folder / "metrics.jsonl"
-        lines = [{"step": 2, "loss": 1.0}, {"step": 2, "train_loss": 1.0}, {"step": 2, "eval_loss": 1.0}]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        MetricsFileCallback(self.folder).on_train_begin(None, make_state(2), None)
-        self.assertEqual(read_metrics(path), lines[:1])
-
-    def test_fresh_run_starts_a_new_file(self):
-        path = self.folder / "metrics.jsonl"
-        path.write_text('{"step": 1, "loss": 9.0}\n')
-        MetricsFileCallback(self.folder).on_train_begin(None, make_state(0), None)
-        self.assertEqual(path.read_text(), "")
-
-    def test_evaluation_alone_writes_nothing(self):
-        path = self.folder / "metrics.jsonl"
-        path.write_text('{"step": 1, "loss": 9.0}\n')
-        MetricsFileCallback(self.folder).on_log(None, make_state(0), None, logs={"eval_loss": 1.0})
-        self.assertEqual(path.read_text(), '{"step": 1, "loss": 9.0}\n')
+        callback = MetricsFileCallback(self.folder)
+        callback.on_log(None, make_state(step), None, logs={"eval_loss": 1.0})
+        self.assertEqual(read_metrics(path), lines, "an evaluation alone writes nothing")
+        callback.on_train_begin(None, make_state(step), None)
+        self.assertEqual(path.read_text().count("\n"), kept)
 
     def test_a_broken_line_that_is_not_the_last_is_an_error(self):
         path = self.folder / "metrics.jsonl"
@@ -365,35 +358,6 @@ class TrainerTest(TestCase):
         self.assertEqual([line["seconds"] for line in resumed], sorted(line["seconds"] for line in resumed))
         self.assertTrue((self.folder / "loss.png").exists())
 
-    def test_bars_replace_those_of_trainer(self):
-        trainer = tiny_trainer(self.folder, [], max_steps=2, disable_tqdm=False, save_strategy="no")
-        install_callbacks(trainer, [T5ProgressCallback(), ThroughputCallback(2, 14)])
-        with contextlib.redirect_stderr(io.StringIO()) as bars:
-            lines = self.printed(trainer.train).splitlines()
-        self.assertLen(lines, 4)  # two logs, an evaluation and the end
-        self.assertIn("training: 100%", bars.getvalue())
-        self.assertIn("100%|##########| 1/1 [", bars.getvalue())  # of the evaluation
-        self.assertRegex(bars.getvalue(), r"2/2, left=0\.0 s loss=\d\.\d+ lr=0\.005 .*eval_loss=\d")
-
-
-class ProgressTest(TestCase):
-    def test_plain_line(self):
-        callback, state = T5ProgressCallback(), make_state(0, max_steps=1000)
-        callback.on_train_begin(silent_args(), state, None)
-        state.global_step = 200
-        logs = {
-            "loss": 2.34567,
-            "learning_rate": 0.008,
-            "tokens_per_second": 51234.5,
-            "total_flos": 10,
-            "epoch": 0.4,
-            "seconds_left": 400.0,
-        }
-        line = self.printed(callback.on_log, silent_args(), state, None, logs=logs)
-        expected = "step 200/1,000  loss 2.346  lr 0.008  tok/s 51,234  epoch 0.4  left 6 min 40 s\n"
-        self.assertEqual(line, expected)
-        self.assertIn("total_flos", logs, "the logs of the other callbacks were changed")
-
 
 LINES = [
     {"step": 10, "loss": 4.0, "seconds": 1.0},
@@ -443,27 +407,16 @@ class CurvesTest(TestCase):
         self.assertGreater((pixels[..., :3].min(axis=-1) < 0.5).mean(), 0.005)  # there is ink
         self.assertLen(list(path.parent.iterdir()), 1)
 
-    def test_one_panel_without_metric_and_units_of_time(self):
-        lines = [{"step": n, "loss": 1.0, "seconds": 600.0 * n} for n in (1, 2)]
-        figure = draw_curves({"a": lines}, self.folder / "a.png", x="seconds")
-        self.assertLen(figure.axes, 1)
-        self.assertEqual(figure.axes[0].get_xlabel(), "minutes")
-        self.assertEqual(list(figure.axes[0].lines[0].get_xdata()), [10, 20])
-        self.assertEqual([text.get_text() for text in figure.axes[0].get_legend().get_texts()], ["training"])
-
     def test_nothing_to_draw(self):
         with self.assertRaisesRegex(ValueError, "run 'a' has no losses with a value of 'tokens'"):
             draw_curves({"a": LINES}, self.folder / "a.png", x="tokens")
         self.assertEmpty(list(self.folder.iterdir()))
 
-    def test_names_of_metrics_are_no_formulas(self):
+    def test_names_are_no_formulas(self):
         lines = [line | {"eval_a$\\frac$": 0.5} for line in LINES]
-        figure = draw_curves({"a": lines}, self.folder / "a.png", metrics=["eval_a$\\frac$"])
+        runs = {"sizes_$a_{$": lines, "$$": lines}
+        figure = draw_curves(runs, self.folder / "a.svg", title="$x^{$", metrics=["eval_a$\\frac$"])
         self.assertEqual(figure.axes[1].get_title("left"), "a\\$\\frac\\$")
-
-    def test_names_of_folders_are_no_formulas(self):
-        runs = {"sizes_$a_{": LINES, "$": LINES}
-        figure = draw_curves({f"{name}$": lines for name, lines in runs.items()}, self.folder / "a.svg", title="$x^{$")
         self.assertEqual(figure.get_suptitle(), r"\$x^{\$")
         self.assertIn("$x^{$", (self.folder / "a.svg").read_text())
 
@@ -516,12 +469,12 @@ class RunRecordTest(TestCase):
         encoder, decoder = 1024 + 64 + 512 + 3 * 16, 2048 + 64 + 512 + 4 * 16
         self.assertEqual(record["parameters"], 32 * 16 + encoder + decoder)
 
-    def test_clean_and_absent_git(self):
-        self.assertEqual(self.record({"rev-parse": "c0ffee\n", "status": ""})["git"]["dirty"], False)
-        self.assertEqual(self.record({})["git"], {"commit": None, "dirty": None})
-        with mock.patch.object(subprocess, "run", side_effect=FileNotFoundError("git")):
-            record = run_record({}, tiny_model(), 14, {}, {})
-        self.assertEqual(record["git"], {"commit": None, "dirty": None})
+    @parameterized.parameters(
+        ({"rev-parse": "c0ffee\n", "status": ""}, {"commit": "c0ffee", "dirty": False}),
+        ({}, {"commit": None, "dirty": None}),
+    )
+    def test_clean_and_absent_git(self, git, expected):
+        self.assertEqual(self.record(git)["git"], expected)
 
     def test_absent_packages_are_left_out(self):
         with mock.patch.object(reports, "VERSIONS_OF", ("torch", "no-such-package-here")):
@@ -534,20 +487,6 @@ class RunRecordTest(TestCase):
         write_json(self.folder / "run.json", record)
         self.assertNotIn(secret, (self.folder / "run.json").read_text())
         self.assertEqual(record["arguments"], {"nested": {"kept": 2}, "rows": [{}], "seed": 1})
-
-
-class SummaryTest(TestCase):
-    def test_aligned_block(self):
-        text = self.printed(start_summary, {"model": "mini", "train data": "76,000 rows", "gone": None}, "run")
-        rule = "---- run " + "-" * 14  # as wide as the widest row
-        self.assertEqual(text, f"{rule}\nmodel       mini\ntrain data  76,000 rows\n\n")
-        self.assertEqual(self.printed(end_summary, {"loss": 2.5}).splitlines()[1], "loss  2.5")
-
-    def test_other_ranks_are_silent(self):
-        with mock.patch.dict("os.environ", RANK="1"):
-            self.assertEqual(self.printed(start_summary, {"a": 1}), "")
-        with mock.patch.dict("os.environ", RANK="0"):
-            self.assertNotEqual(self.printed(start_summary, {"a": 1}), "")
 
 
 class PlotRunsTest(TestCase):
@@ -595,6 +534,10 @@ class PlotRunsTest(TestCase):
 
     def test_results_after_training_come_first_and_gaps_are_counted(self):
         write_run(self.folder / "a", [4.0, 3.0], 0.5, eval_loss=1.25, eval_accuracy=0.75)
+        diverged = write_run(self.folder / "lr=0.1", [4.0, 3.0], eval_f1=0.125, eval_loss=math.nan)
+        cells = self.call(diverged, "--metric", "f1")[1].splitlines()[1].split()
+        self.assertEqual((cells[0], cells[4]), ("lr=0.1", "nan"))
+        self.assertIn("0.1250", cells)
         write_run(self.folder / "b", [4.0, 3.0])
         code, out, _ = self.call(
             f"x={self.folder / 'a'},{self.folder / 'b'}", self.folder / "b", "--labels", "both,none"
@@ -604,13 +547,6 @@ class PlotRunsTest(TestCase):
         self.assertRegex(both, r"^both  2  2 .*2\.375 ± 1\.591  0\.7500 \(n=1\)")  # eval loss of 1.25 and 3.5
         self.assertRegex(none, r"^none  1  2 .* 3\.500 +- ")
 
-    def test_a_diverged_seed_is_shown(self):
-        write_run(self.folder / "a", [4.0, 3.0])
-        write_run(self.folder / "b", [4.0, 3.0], eval_loss=math.nan)
-        code, out, _ = self.call(f"x={self.folder / 'a'},{self.folder / 'b'}")
-        self.assertEqual(code, 0)
-        self.assertIn("nan ± nan", out)
-
     @parameterized.parameters(("tokens", [1000, 2000]), ("seconds", [1.0, 2.0]), ("steps", [1, 2]))
     def test_axes(self, x, expected):
         write_run(self.folder / "a", [4.0, 3.0])
@@ -618,12 +554,6 @@ class PlotRunsTest(TestCase):
             self.assertEqual(self.call(self.folder / "a", "--x", x)[0], 0)
         lines = draw.call_args.args[0]["a"][0]
         self.assertEqual(curve(lines, draw.call_args.kwargs["x"], "loss"), (expected, [4.0, 3.0]))
-
-    def test_metric_by_name(self):
-        write_run(self.folder / "a", [4.0], 0.5, eval_f1=0.125, eval_accuracy=0.5)
-        for name in ("f1", "eval_f1"):
-            self.assertIn("0.1250", self.call(self.folder / "a", "--metric", name)[1])
-        self.assertNotIn("0.1250", self.call(self.folder / "a")[1])
 
     def test_several_metrics_have_a_panel_each(self):
         run = write_run(self.folder / "a", [4.0, 3.0], 0.5)
@@ -635,9 +565,6 @@ class PlotRunsTest(TestCase):
         figure = draw_curves({"a": LINES}, self.folder / "b.png", metrics=["eval_accuracy", "seconds", "loss", "none"])
         self.assertEqual([panel.get_title("left") for panel in figure.axes], ["loss", "accuracy", "seconds"])
         self.assertEqual([*figure.axes[1].lines[0].get_ydata()], curve(LINES, "step", "eval_accuracy")[1])
-
-    def test_folder_with_an_equals_sign(self):
-        self.assertEqual(self.call(write_run(self.folder / "lr=0.1", [4.0]))[1].splitlines()[1].split()[0], "lr=0.1")
 
     @parameterized.named_parameters(
         ("no_folder", ["{0}/gone"], "gone: no such folder"),

@@ -183,10 +183,6 @@ class WholeCheckpointTest(TestCase):
         with mock.patch.object(shutil, "rmtree", look):
             self.checkpoint(5, "others!")
         self.assertEqual(deleted, [None])
-
-    def test_the_same_step_again_replaces(self):
-        self.checkpoint(5)
-        final = self.checkpoint(5, "others!")
         self.assertIsNone(damage(final))
         self.assertStartsWith((final / "model.safetensors").read_text(), "others!")
 
@@ -256,6 +252,21 @@ class PreemptionTest(parameterized.TestCase):
                     return step
         return None
 
+    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+    def test_every_signal_asks_a_run_to_stop(self, number):
+        """SIGHUP comes when the terminal is gone, and is ignored under nohup."""
+        for before in (signal.getsignal(number), signal.SIG_IGN):
+            self.addCleanup(signal.signal, number, signal.signal(number, before))
+            callback = preemption.PreemptionCallback(trainer=None)
+            callback.on_train_begin(SimpleNamespace(world_size=1))
+            self.assertIsNone(callback._asked_by())
+            if before != signal.SIG_IGN:
+                signal.raise_signal(number)
+                self.assertEqual(callback._asked_by(), number.name)
+            elif number == signal.SIGHUP:
+                self.assertEqual(signal.getsignal(number), signal.SIG_IGN)
+            callback.on_train_end()
+
     def test_the_first_steps_compilation_does_not_end_a_short_job(self):
         margin = preemption.TIME_LIMIT_MARGIN
         self.assertIsNone(self.stops_after([200.0] + [1.0] * 20, left=margin + 300))
@@ -317,21 +328,51 @@ class OutputDirTest(TestCase):
         path.write_text("x")
         return path
 
-    def test_new_or_empty(self):
-        self.assertIsNone(prepare_output_dir(self.training()))
-        (self.folder / "out").mkdir()
-        self.assertIsNone(prepare_output_dir(self.training()))
+    @parameterized.named_parameters(
+        # flags, and what the message names
+        ("full", {}, "--output_dir .*out "),
+        ("full_and_false", dict(resume_from_checkpoint="false"), "--output_dir .*out "),
+        ("a_file", dict(output_dir="{0}/out/checkpoint-5/model.safetensors"), "--output_dir .*model.safetensors"),
+        ("no_such_folder", dict(resume_from_checkpoint="/nowhere"), "--resume_from_checkpoint /nowhere"),
+        (
+            "nothing_whole",
+            dict(resume_from_checkpoint=RESUME_NEWEST, output_dir="{0}/new"),
+            "--resume_from.*new",
+        ),
+        ("damaged", dict(resume_from_checkpoint="{0}/out/checkpoint-5"), "checkpoint-5: .*model.safetensors .*3 bytes"),
+    )
+    def test_refused(self, flags, named):
+        (self.checkpoint(5) / "model.safetensors").write_text("cut")
+        flags = {name: value.format(self.folder) for name, value in flags.items()}
+        with self.assertRaisesRegex(ValueError, named):
+            prepare_output_dir(self.training(**flags))
 
-    def test_a_file_or_a_full_folder_is_refused(self):
-        self.write("out/notes.txt")
-        message = (
-            "--output_dir .*out is not empty: resume with --resume_from_checkpoint, start again with "
-            "--overwrite_output_dir, or name another folder"
-        )
-        with self.assertRaisesRegex(ValueError, message):
-            prepare_output_dir(self.training())
-        with self.assertRaisesRegex(ValueError, "--output_dir .*notes.txt: is a file"):
-            prepare_output_dir(self.training(output_dir=str(self.folder / "out/notes.txt")))
+    @parameterized.named_parameters(
+        # steps of the checkpoints in --output_dir and elsewhere, the flag, the job's restarts -> what is resumed
+        ("new", [], None, 0, None),
+        ("newest", [5, 10], RESUME_NEWEST, 0, "out/checkpoint-10"),
+        ("true", [5, 10], "true", 0, "out/checkpoint-10"),
+        ("named", [5, 10], "{0}/out/checkpoint-5", 0, "out/checkpoint-5"),
+        ("restarted", [7], None, 1, "out/checkpoint-7"),
+        ("restarted_before_its_first", [], None, 1, None),
+        ("restarted_with_nothing_of_its_own", [], "{0}/old/checkpoint-4", 1, "old/checkpoint-4"),
+        ("restarted_with_its_own", [45], "{0}/old/checkpoint-4", 1, "out/checkpoint-45"),
+        ("started_by_the_user", [45], "{0}/old/checkpoint-4", 0, "old/checkpoint-4"),
+    )
+    def test_resumed(self, steps, flag, restarts, expected):
+        self.checkpoint(4, folder="old")
+        for step in steps:
+            self.checkpoint(step)
+        if restarts:
+            self.write("out/metrics.jsonl")
+        for variable in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"):
+            # The command line of the first start must not delete the checkpoints.
+            for overwrite in (False, True)[: restarts + 1]:
+                resume = flag and flag.format(self.folder)
+                args = self.training(resume_from_checkpoint=resume, overwrite_output_dir=overwrite and not flag)
+                with mock.patch.dict(os.environ, {variable: str(restarts)}):
+                    found, _ = self.printed(prepare_output_dir, args)
+                self.assertEqual(found, expected and str(self.folder / expected))
 
     def test_overwriting_removes_the_run_and_nothing_else(self):
         self.checkpoint(5)
@@ -359,37 +400,6 @@ class OutputDirTest(TestCase):
         self.assertFalse((self.folder / "out" / "checkpoint-6").is_symlink())
         self.assertTrue((self.folder / "elsewhere" / "checkpoint-6").is_dir(), "what a link points to is not ours")
 
-    def test_resuming(self):
-        named, newest = str(self.checkpoint(5)), str(self.checkpoint(10))
-        for value in (RESUME_NEWEST, "true", newest):
-            self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=value)), newest)
-        self.assertEqual(prepare_output_dir(self.training(resume_from_checkpoint=named)), named)
-        with self.assertRaisesRegex(ValueError, "is not empty"):
-            prepare_output_dir(self.training(resume_from_checkpoint="false"))
-        (Path(newest) / "model.safetensors").write_text("cut")
-        with self.assertRaisesRegex(ValueError, "checkpoint-10: not a whole checkpoint: model.safetensors has 3 bytes"):
-            prepare_output_dir(self.training(resume_from_checkpoint=newest))
-
-    def test_nothing_to_resume(self):
-        with self.assertRaisesRegex(ValueError, r"--resume_from_checkpoint: there is no whole checkpoint-\* folder in"):
-            prepare_output_dir(self.training(resume_from_checkpoint=RESUME_NEWEST))
-        with self.assertRaisesRegex(ValueError, "--resume_from_checkpoint /nowhere: no such folder"):
-            prepare_output_dir(self.training(resume_from_checkpoint="/nowhere"))
-
-    @parameterized.parameters("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT")
-    def test_a_restarted_job_resumes_by_itself(self, variable):
-        self.write("out/metrics.jsonl")
-        with mock.patch.dict(os.environ, {variable: "0"}), self.assertRaisesRegex(ValueError, "is not empty"):
-            prepare_output_dir(self.training())
-        with mock.patch.dict(os.environ, {variable: "1"}):
-            found, text = self.printed(prepare_output_dir, self.training())
-            self.assertIsNone(found)
-            self.assertIn("no checkpoint yet", text)
-            newest = self.checkpoint(7)
-            found, text = self.printed(prepare_output_dir, self.training(overwrite_output_dir=True))
-            self.assertEqual(found, str(newest), "the command line of the first start must not delete the checkpoints")
-            self.assertRegex(text, "resuming from .*checkpoint-7")
-
     @parameterized.parameters(
         (dict(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1"), dict(SLURM_JOB_ID="6")),
         (dict(TORCHELASTIC_RUN_ID="b", TORCHELASTIC_RESTART_COUNT="1"), dict(TORCHELASTIC_RUN_ID="a")),
@@ -408,15 +418,6 @@ class OutputDirTest(TestCase):
             for overwrite in (True, False):
                 found = prepare_output_dir(self.training(overwrite_output_dir=overwrite))
                 self.assertEqual(found, str(newest), "its own")
-
-    def test_a_restarted_job_goes_on_from_its_own_checkpoint_before_the_one_named(self):
-        named = str(self.checkpoint(4, folder="old"))
-        args = self.training(resume_from_checkpoint=named)
-        with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):
-            self.assertEqual(prepare_output_dir(args), named, "nothing of its own yet")
-            newest = str(self.checkpoint(45))
-            self.assertEqual(prepare_output_dir(args), newest)
-        self.assertEqual(prepare_output_dir(args), named, "started by the user")
 
 
 class RunTest(TestCase):
@@ -460,17 +461,6 @@ class RunTest(TestCase):
         for name in ("weights", "metrics", "results", "log_history"):
             self.assertNotEqual(one[name], other[name], name)
 
-    @parameterized.parameters(signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-    def test_every_signal_asks_a_run_to_stop(self, number):
-        """SIGHUP comes when the terminal is gone: it ended the run, and with it all since the last save."""
-        callback = preemption.PreemptionCallback(trainer=None)
-        self.addCleanup(signal.signal, number, signal.getsignal(number))
-        callback.on_train_begin(SimpleNamespace(world_size=1))
-        self.assertIsNone(callback._asked_by())
-        signal.raise_signal(number)
-        self.assertEqual(callback._asked_by(), number.name)
-        callback.on_train_end()
-
     def test_a_signal_saves_and_exits_with_75(self):
         pid = self.start("--save_steps", "1000")
         self.wait_for_step(3)
@@ -484,14 +474,6 @@ class RunTest(TestCase):
         whole = self.whole()
         with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"):  # the very same command again
             self.assert_equal_runs(whole, self.run_to_end())
-
-    def test_nohup_is_respected(self):
-        self.addCleanup(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
-        callback = preemption.PreemptionCallback(trainer=None)
-        callback.on_train_begin(SimpleNamespace(world_size=1))
-        self.addCleanup(callback.on_train_end)
-        self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
-        self.assertEqual(signal.getsignal(signal.SIGTERM), callback._note)
 
     @absltest.skipUnless(sys.platform == "linux", "elsewhere the end of a launcher is no signal")
     def test_a_signal_to_accelerate_launch_of_one_process_saves(self):
@@ -557,27 +539,23 @@ class RunTest(TestCase):
         for words in ("--logging_steps 2 ", "--eval_steps 4 ", "--save_steps 5 "):
             self.assertEqual(said.count(f"{words}from here on"), 1, said)
 
-    def test_what_follows_from_other_steps_is_said(self):
+    def test_what_is_other_from_here_on_is_said_once(self):
         flags = "--lr_scheduler_type cosine --learning_rate 0.02 --logging_steps 1 --eval_steps 99".split()
         self.run_to_end("--max_steps", "6", *flags)
-        size = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "1")
-        others = {"z_loss": 0.01, "max_grad_norm": 0.5, "adam_beta2": 0.9, "final_learning_rate_factor": 0.25}
-        others |= {"label_smoothing_factor": 0.1, "dropout_rate": 0.3}
-        changed = [word for name, value in others.items() for word in (f"--{name}", str(value))]
-        found = self.run_to_end("--max_steps", "12", *flags, *size, *changed, "--resume_from_checkpoint")
+        changed = "--per_device_train_batch_size 3 --gradient_accumulation_steps 1 --z_loss 0.01 --dropout_rate 0.3"
+        again = ("--max_steps", "12", *flags, *changed.split(), "--resume_from_checkpoint")
+        rates = {line["step"]: line["learning_rate"] for line in self.run_to_end(*again)["metrics"] if "loss" in line}
         said = (self.folder / "log").read_text()
-        for name, value in others.items():
-            shown = "dropout" if name == "dropout_rate" else f"--{name}"
-            self.assertRegex(said, f"{shown}: {value} from here on, [0-9.e-]+ before")
         for line in (
             "steps: 12 from here on, 6 before",
             "warm-up steps: 2 from here on, 1 before",  # an eighth of them
             "sequences per step: 3 from here on, 8 before",
+            "--z_loss: 0.01 from here on",
+            "dropout: 0.3 from here on",
+            f"learning rate: {rates[7]:.4g} from here on",
         ):
             self.assertEqual(said.count(line), 1, said)
-        rate = next(line["learning_rate"] for line in found["metrics"] if line["step"] == 7)
-        self.assertRegex(said, f"learning rate: {rate:.4g} from here on, [0-9.e-]+ before")
-        self.run_to_end("--max_steps", "12", *flags, *size, *changed, "--resume_from_checkpoint")
+        self.run_to_end(*again)
         self.assertEqual((self.folder / "log").read_text().count(" from here on"), said.count(" from here on"))
 
     def test_another_metric_measures_the_best_checkpoint_so_far(self):
@@ -609,17 +587,17 @@ class RunTest(TestCase):
             self.whole(script="fine_tune")["steps"],
         )
 
-    @parameterized.parameters("end_of_an_epoch", "saved_if_best", "patience", "in_an_evaluation_by_epochs")
-    def test_what_a_stop_leaves_out_is_made_up_for(self, name):
-        """Evaluations lacked in metrics.jsonl, and the best model and the patience were others. `make torture` stops at
-        each place."""
-        self.assertGreaterEqual(torture.stopped(self.workspace, name, show=lambda _: None)["stops"], 1)
-
     def test_evaluations_do_not_change_the_training(self):
         often = self.run_to_end("--max_steps", "9", "--eval_steps", "2", output="often")
         never = self.run_to_end("--max_steps", "9", "--eval_strategy", "no", output="never")
         self.assertEqual(often["weights"], never["weights"])
         self.assertEmpty([*self.folder.glob(f"*/{SAVING}")], "nothing is left aside")
+
+    @parameterized.parameters("end_of_an_epoch", "saved_if_best", "patience", "in_an_evaluation_by_epochs")
+    def test_what_a_stop_leaves_out_is_made_up_for(self, name):
+        """Evaluations lacked in metrics.jsonl, and the best model and the patience were others. `make torture` stops at
+        each place."""
+        self.assertGreaterEqual(torture.stopped(self.workspace, name, show=lambda _: None)["stops"], 1)
 
     def test_the_evaluations_data_workers_do_not_lose_the_checkpoint(self):
         """A signal comes to all processes of a job."""
@@ -668,23 +646,6 @@ class RunTest(TestCase):
         with mock.patch.dict(os.environ, SLURM_JOB_END_TIME=str(time.time() + 10_000)):
             self.run_to_end("--max_steps", "9", "--resume_from_checkpoint")
 
-    def test_other_accumulation_continues_the_same_examples(self):
-        flags = ("--max_steps", "12", "--dropout_rate", "0")
-        whole = self.run_to_end(*flags, output="whole")
-        shutil.copytree(self.folder / "whole", self.folder / "out")
-        for checkpoint in checkpoints_of(self.folder / "out")[1:]:
-            shutil.rmtree(checkpoint)
-        start = json.loads((checkpoints_of(self.folder / "out")[0] / "trainer_state.json").read_text())["global_step"]
-        self.assertLess(start, 12)
-        size = ("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "1")
-        other = self.run_to_end(*flags, "--resume_from_checkpoint", *size)
-        weights = [load_file(self.folder / name / "model.safetensors") for name in ("whole", "out")]
-        for name, tensor in weights[0].items():
-            torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=2e-5, msg=name)
-        for one, two in zip(whole["metrics"], other["metrics"], strict=True):
-            for key in {"loss", "eval_loss"} & set(one):
-                self.assertAlmostEqual(one[key], two[key], places=4)
-
     @parameterized.named_parameters(
         ("pre_training", "pre_train", f"{_EPOCHS} --max_train_samples 40", 8),
         ("steps", "pre_train", "--max_steps 11", 8),
@@ -712,27 +673,6 @@ class RunTest(TestCase):
                     shutil.rmtree(checkpoint)
             found.append(self.run_to_end(*flags, script=script, output=output))
         self.assert_equal_runs(*found)
-
-    def test_a_full_disk_keeps_the_last_checkpoint_and_the_run(self):
-        save, calls = pre_train_t5.T5Trainer.save_model, []
-
-        def sometimes_full(trainer, output_dir=None, _internal_call=False):
-            save(trainer, output_dir, _internal_call)
-            if SAVING in str(output_dir):
-                calls.append(output_dir)
-                if len(calls) in (2, 3):
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        with mock.patch.object(pre_train_t5.T5Trainer, "save_model", sometimes_full):
-            self.run_to_end("--max_steps", "9", "--save_total_limit", "10")
-        names = [c.name for c in checkpoints_of(self.folder / "out")]
-        self.assertEqual(names, ["checkpoint-2", "checkpoint-8", "checkpoint-9"])
-        self.assertTrue(all(damage(c) is None for c in checkpoints_of(self.folder / "out")))
-        log = (self.folder / "log").read_text()
-        self.assertRegex(
-            log, "step 4: no room for a checkpoint in .*No space left on device.*the last whole one is kept"
-        )
-        self.assertIn("step 6: no room", log)
 
     @parameterized.parameters(("pre_train", 6, "--max_steps", "9"), ("fine_tune", 8, "--num_train_epochs", "2"))
     def test_a_gradient_that_is_no_number_stops_the_run_before_it_does_harm(self, script, step, *length):

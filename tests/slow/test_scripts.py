@@ -27,7 +27,7 @@ import constants
 import fine_tune_t5
 import pre_train_t5
 from foundry.common.errors import UserError
-from foundry.common.reports import human_count, read_metrics
+from foundry.common.reports import read_metrics
 from foundry.trainer_t5 import T5Trainer
 from tools import plot_runs
 
@@ -150,29 +150,22 @@ class PreTrainTest(ScriptTest):
     def test_results(self):
         folder, results, printed = pre_trained()
         self.assertEqual(read_json(folder / "all_results.json"), results)
-        self.assertContainsSubset(
-            [
-                "train_loss",
-                "train_runtime",
-                "eval_loss",
-                "eval_perplexity",
-                "eval_token_accuracy",
-                "eval_bits_per_byte",
-            ],
-            results,
-        )
+        names = "train_loss train_runtime eval_loss eval_perplexity eval_token_accuracy eval_bits_per_byte"
+        self.assertContainsSubset(names.split(), results)
         self.assertLess(results["eval_loss"], 0.8 * math.log(300))  # it learns
         self.assertAlmostEqual(results["eval_perplexity"], math.exp(results["eval_loss"]), places=4)
         tokens_per_step = read_json(folder / "run.json")["tokens_per_step"]
         self.assertEqual(results["train_tokens"], 40 * tokens_per_step)
         self.assertEqual(tokens_per_step % 32, 0)
-        for text in (
-            "-- pre-training --",
-            "-- done --",
-            "fine_tune_t5.py --model_name_or_path",
-            "3 empty ones left out",
-        ):
+        for text in ("fine_tune_t5.py --model_name_or_path", "3 empty"):
             self.assertIn(text, printed)
+        record = read_json(folder / "run.json")
+        self.assertEqual(sum(record["examples"].values()), DOCUMENTS)  # empty ones not
+        self.assertGreater(record["examples"]["validation"], 10)
+        self.assertCountEqual(record["fingerprints"], ["train", "tokenizer", "earlier"])
+        self.assertEqual(record["arguments"]["config_overrides"], OVERRIDES)
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+        self.assertEqual(record["parameters"], sum(p.numel() for p in model.parameters()))
 
     def test_curves(self):
         folder, results, _ = pre_trained()
@@ -189,17 +182,6 @@ class PreTrainTest(ScriptTest):
         self.assertEqual([line["step"] for line in evaluations], [20, 40])  # the last is that of the saved model
         self.assertEqual(evaluations[1]["eval_loss"], results["eval_loss"])
         self.assertEqual(imread(folder / "loss.png").shape[2], 4)
-
-    def test_run_json(self):
-        folder, *_ = pre_trained()
-        record = read_json(folder / "run.json")
-        self.assertEqual(sum(record["examples"].values()), DOCUMENTS)  # empty ones not
-        self.assertGreater(record["examples"]["validation"], 10)
-        self.assertCountEqual(record["fingerprints"], ["train", "tokenizer", "earlier"])
-        self.assertEqual(record["arguments"]["max_steps"], 40)
-        self.assertEqual(record["arguments"]["config_overrides"], OVERRIDES)
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder)
-        self.assertEqual(record["parameters"], sum(p.numel() for p in model.parameters()))
 
     def test_the_saved_model_is_one_for_plain_transformers(self):
         folder, *_ = pre_trained()
@@ -230,18 +212,6 @@ class PreTrainTest(ScriptTest):
         record = read_json(self.folder / "more" / "run.json")
         self.assertEqual(record["examples"]["train"] + record["examples"]["validation"], 500)
         self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "more").config.dropout_rate, 0.1)
-
-    def test_epochs_instead_of_steps(self):
-        out = self.folder / "out"
-        flags = pre_training_flags(out, max_steps=-1, num_train_epochs=0.3, eval_strategy="no", eval_steps=None)
-        results, printed = run(pre_train_t5.main, **flags)
-        steps = read_metrics(out / "metrics.jsonl")[-1]["step"]
-        self.assertGreater(steps, 3)
-        tokens_per_step = read_json(out / "run.json")["tokens_per_step"]
-        self.assertEqual(results["train_tokens"], steps * tokens_per_step)
-        shown = f"{human_count(tokens_per_step)} per step, {human_count(steps * tokens_per_step)} in total (0.3 epochs)"
-        self.assertIn(shown, printed)
-        self.assertNotIn("eval_loss", results)
 
     def test_a_folder_with_files_is_refused_resumed_or_overwritten(self):
         folder, results, _ = pre_trained()
@@ -357,18 +327,6 @@ class FineTuneTest(ScriptTest):
         written = tokenizer.batch_decode(model.generate(**batch, max_new_tokens=8), skip_special_tokens=True)
         right = sum(text == row["topic"] for text, row in zip(written, rows, strict=True))
         self.assertEqual(right / 60, results["eval_accuracy"])
-
-    def test_from_the_pre_trained_folder_with_limits(self):
-        limits = dict(max_train_samples=40, max_eval_samples=10, dropout_rate=0.1)
-        results, printed = run(fine_tune_t5.main, **self.flags(**limits))
-        record = read_json(self.folder / "out" / "run.json")
-        self.assertEqual(record["examples"], {"train": 320, "validation": 60})  # before limits
-        self.assertIn("40 of 320 train, 10 of 60 validation", printed)
-        self.assertIn(str(self.checkpoint), printed)
-        steps = [line["step"] for line in read_metrics(self.folder / "out" / "metrics.jsonl")]
-        self.assertEqual(max(steps), 3)  # 40 rows are 16 + 16 + 8
-        self.assertBetween(results["eval_accuracy"] * 10 % 1, 0, 1e-6)
-        self.assertEqual(AutoModelForSeq2SeqLM.from_pretrained(self.folder / "out").config.dropout_rate, 0.1)
 
     def test_text_targets_are_generated_and_scored_with_rouge(self):
         flags = self.flags("ending", num_train_epochs=4, per_device_eval_batch_size=25, learning_rate=1e-2)

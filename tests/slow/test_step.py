@@ -26,7 +26,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import TrainerCallback
 from transformers.activations import NewGELUActivation
 
 from constants import IGNORE_INDEX
@@ -416,14 +415,6 @@ class RunTest(parameterized.TestCase):
         for flag in ("torch_compile", "loss_chunk_size"):
             with mock.patch.object(args, flag, 1), self.assertRaisesRegex(ValueError, f"--{flag} 1: not with ZeRO-3"):
                 check_training(args, "pre-training from scratch")
-
-
-class _StopAt(TrainerCallback):
-    def __init__(self, step: int):
-        self.step = step
-
-    def on_step_end(self, args, state, control, **_):  # noqa: ARG002
-        control.should_save = control.should_training_stop = state.global_step == self.step
 
 
 # ---------------------------------------------------------------- what a step costs
