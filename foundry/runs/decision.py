@@ -17,6 +17,7 @@ from foundry.modeling.weights import weights_of
 from foundry.runs.memory import check_before_data
 from foundry.runs.speed import BatchLengths, Speed, decide_speed, job_of, use_speed
 from foundry.training.checkpoints import check_same_flags, prepare_output_dir
+from foundry.training.optimizers import check_muon
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ def resolve_flags(
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
     planned = planned_model(model, tokenizer, args.default_dropout, args.features)
+    check_muon(args, planned)
     job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
     speed = decide_speed(job, args)
     # The evaluation at the start of the run that is resumed counts already: in its log, and for the patience.

@@ -32,7 +32,7 @@ from foundry.modeling.families import shape_of
 from foundry.modeling.training_method import held
 from foundry.modeling.weight_formats import weight_bytes
 from foundry.modeling.weights import weights_of
-from foundry.training.optimizers import check_muon, check_schedule
+from foundry.training.optimizers import check_schedule
 
 # What to take if weights, gradients and optimizer are too much for the memory.
 STRATEGIES = ("ddp", "zero1", "zero2", "fsdp2", "zero3")  # the simplest first
@@ -292,7 +292,6 @@ def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, ne
     """UserError if memory or disk is too small, or if warm-up, schedule or optimizer do not suit the run."""
     check_warmup(args, steps)
     check_schedule(args, steps)
-    check_muon(args, model)
     if needs.disk > needs.available_disk and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
         raise UserError(
             f"--output_dir {args.output_dir} will need {human_bytes(needs.disk)} and has "

@@ -278,7 +278,7 @@ class TrainingRows:
         if strategy == "group_by_length":
             return GroupedSampler(row_lengths(dataset).tolist(), seed, self.begun_at.group or batch)
         if strategy == "sequential":
-            return InOrderSampler(len(dataset))
+            return InOrderSampler(0 if isinstance(dataset, IterableDataset) else len(dataset))
         if has_sampler:
             return dataset.sampler(seed, batch)
         return EpochSampler(len(dataset), seed)

@@ -26,6 +26,7 @@ import evaluate_t5
 import fine_tune_t5
 from foundry.common.reports import read_metrics
 from foundry.corpora.tokenizers import train_tokenizer
+from tasks.entry import TaskEntry
 from tasks.mixture import Mixture, MixtureSampler, Tasks, mixing_rates, shares
 
 TIMES = ("runtime", "per_second")
@@ -173,8 +174,8 @@ class MixtureTest(parameterized.TestCase):
 
     def test_average(self):
         entries = {
-            "a": dict(metrics=["f1"], target_type="text"),
-            "b": dict(metrics=["bleu"], target_type="text", eval_splits=["validation", "test"]),
+            "a": TaskEntry(metrics=["f1"]),
+            "b": TaskEntry(metrics=["bleu"], eval_splits=["validation", "test"]),
         }
         tasks = [SimpleNamespace(name=name, entry=entry, args=None) for name, entry in entries.items()]
         average = Tasks(tasks).summarise
