@@ -288,8 +288,8 @@ def needs_of(model: PreTrainedModel, args: T5TrainingArguments) -> Needs:
     return Needs(needed_memory(model, args), memory, needed_disk(model, args), disk)
 
 
-def check_plan(model: PreTrainedModel, args: T5TrainingArguments, steps: int, needs: Needs) -> None:
-    """UserError if memory or disk is too small, or if warm-up, schedule or optimizer do not suit the run."""
+def check_plan(args: T5TrainingArguments, steps: int, needs: Needs) -> None:
+    """UserError if memory or disk is too small, or if warm-up or schedule do not suit the run."""
     check_warmup(args, steps)
     check_schedule(args, steps)
     if needs.disk > needs.available_disk and not args.assume_gpu:  # --assume_gpu plans for another machine's disk
@@ -309,7 +309,7 @@ def check_before_data(model: PreTrainedModel, args: T5TrainingArguments) -> None
     """Calls `check_plan` before the data are prepared, which may take hours; not in a dry run, which first shows its
     plan."""
     if not args.dry_run:
-        check_plan(model, args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
+        check_plan(args, args.max_steps if args.max_steps > 0 else MOST, needs_of(model, args))
 
 
 def disk_free(folder: Path) -> int:

@@ -170,7 +170,7 @@ class TrainingRun(Run):
         if not args.dry_run:
             print_preview(self.trainer.processing_class, preview, LINES)
         refuse_unknown(report.unknown, self.decision.model.most_unknown)
-        check_plan(self.trainer.model, args, steps, needs)
+        check_plan(args, steps, needs)
         check_same_features(self.checkpoint, args.features)
         if args.dry_run:
             print_once("--dry_run: nothing was trained or written")
