@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> str:
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
     text, documents, held_out = documents_of(Features(features), data_args, args.max_train_samples)
-    start_summary(text | {"tokens": f"{args.vocab_size:,}", "written to": args.output_dir}, "tokenizer")
+    start_summary(text | {"tokens": f"{args.vocab_size:,}", "will be written to": args.output_dir}, "tokenizer")
     seen, sample = Seen(), TextSample()
     with made_aside(Path(args.output_dir)) as folder:
         how = args.normalization, args.character_coverage, args.max_sentences
@@ -226,7 +226,7 @@ def main(argv: list[str] | None = None) -> str:
     rows = {
         "documents": seen.described(),
         "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
-        "lost by the tokenizer": described_losses(losses),
+        "lost by the tokenizer": described_losses(losses, own=True),
         "written to": args.output_dir,
         "next": f"python pre_train_t5.py {shlex.join(words)} ...",
     }

@@ -122,7 +122,7 @@ def clear_output_dir(run_args: T5TrainingArguments, models: list[str]) -> None:
 def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
     """Prints the plan: of the rows what fine-tuning says of them; and the first rows as the model reads them."""
     report = report_of_tasks(tasks)
-    run.announce({"checkpoint": model} | report.rows | report.lost | {"left out": ", ".join(missing) or None})
+    run.announce({"checkpoint": model} | report.rows | report.lost() | {"left out": ", ".join(missing) or None})
     alike: dict[str, list[LoadedTask]] = {}
     for task in tasks:
         alike.setdefault(tokenizer_fingerprint(task.tokenizer), []).append(task)

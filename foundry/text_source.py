@@ -63,13 +63,13 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     held_out = [of_corpus["validation"] for of_corpus in splits if "validation" in of_corpus]
     files = described_files({"train": [source.files for source in sources]}, "train")
     weights = [weight for weight, _ in corpora.values()]
-    documents = mixed_documents([source.documents() for source in sources], weights)
+    documents = mixed_documents([source.documents for source in sources], weights)
     limit = f", its first {most:,} documents" if most else ""
     validation = itertools.chain.from_iterable(source.documents() for source in held_out)
     text = {"text": described_sources(sources) + limit, "files": files}
     if len(corpora) > 1:
         shares = ", ".join(f"{name} {weight:.1%}" for name, (weight, _) in corpora.items())
-        text["corpora"] = f"{shares} of the characters, up to the end of the first one that ends"
+        text["corpora"] = f"{shares} of the characters; a smaller one begins again until all are read"
     return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
 
 

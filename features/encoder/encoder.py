@@ -7,7 +7,6 @@ import torch
 from transformers import PreTrainedConfig, T5Gemma2Config
 
 from foundry.common.errors import UserError
-from foundry.common.reports import read_json
 from foundry.corpora.tokenizers import save_tokenizer
 from foundry.modeling.families import shape_of
 from foundry.publishing.exports import (
@@ -22,7 +21,7 @@ from foundry.publishing.exports import (
     refuse_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, MODEL, POOLING, TOKENIZER
-from foundry.publishing.sentence_folder import write_modules
+from foundry.publishing.sentence_folder import longest_of_folder, write_modules
 
 # Largest difference of any number in the encoder's output, or in a text's embedding. transformers' own class computes
 # the activation in eight operations, which round differently from our single one.
@@ -37,7 +36,7 @@ def export_encoder(kind: str, original: Original, folder: Path) -> tuple[dict, s
     loaded_by = " and ".join(result["loaded_by"])
     line = f"{described_within(result)} of PyTorch's in {result['texts']} texts, loaded by {loaded_by}"
     if kind == "sentence_transformers":
-        longest = result["max_seq_length"] = read_json(folder / "sentence_bert_config.json")["max_seq_length"]
+        longest = result["max_seq_length"] = longest_of_folder(folder)
         line += f"; it cuts texts at {longest} tokens (max_seq_length of sentence_bert_config.json)"
     return result, line
 

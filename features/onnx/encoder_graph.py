@@ -35,6 +35,7 @@ from foundry.publishing.exports import (
     lone_part,
 )
 from foundry.publishing.file_names import CONFIGURATIONS, POOLING, TOKENIZER
+from foundry.publishing.sentence_folder import longest_of_folder
 
 # Where sentence-transformers, fastembed, text-embeddings-inference and PreTrainedModel of Transformers.js look for it;
 # the latter's AutoModel takes every t5 for a whole one, and looks for a decoder too.
@@ -90,10 +91,10 @@ def name_longest_text(original: Original, folder: Path) -> int:
     itself, or the embedding's length, the task's, or else LONGEST_SOURCE. fastembed refuses a tokenizer without one."""
     path = folder / "tokenizer_config.json"
     content = read_json(path)
-    embedding, task = read_json(folder / "sentence_bert_config.json"), read_json(original.folder / TASK_RECORD)
+    embedding, task = longest_of_folder(folder), read_json(original.folder / TASK_RECORD)
     longest = content.get("model_max_length")
     if longest is None or longest >= LARGE_INTEGER:
-        longest = embedding.get("max_seq_length") or task.get("max_source_length") or LONGEST_SOURCE
+        longest = embedding or task.get("max_source_length") or LONGEST_SOURCE
         write_json(path, content | {"model_max_length": longest})
     return longest
 

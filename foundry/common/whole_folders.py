@@ -8,6 +8,7 @@ A folder is filled under another name, described in its manifest, synced to the 
 import contextlib
 import errno
 import functools
+import glob
 import json
 import os
 import re
@@ -18,11 +19,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
 from foundry.common.digests import file_digests, keep, kept_digests, set_back, stamp
 from foundry.common.errors import UserError
-from foundry.common.paths import check_folder, is_free
+from foundry.common.paths import LOCK, check_folder, is_free
 from foundry.common.ranks import is_first_process
 from foundry.common.reports import check_records, elsewhere, first_line, record_json, write_aside
 from foundry.common.terminal import print_once
@@ -224,11 +226,45 @@ def remove(path: Path, quietly: bool = False) -> None:
 
 @contextlib.contextmanager
 def _temporary(name: str, parent: Path) -> Iterator[Path]:
-    """A new folder `<parent>/.<name>-<eight characters>/new`; the folder around it is deleted at the end."""
+    """A new folder `<parent>/.<name>-<eight characters>/new`; the folder around it is deleted at the end. Until then a
+    file in it is locked, so that no other process takes it for abandoned."""
     with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=parent, ignore_cleanup_errors=True) as around:
-        folder = Path(around) / "new"
-        folder.mkdir()
-        yield folder
+        lock = FileLock(Path(around) / LOCK, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except (OSError, NotImplementedError):
+            (Path(around) / LOCK).unlink(missing_ok=True)  # no locks here: nobody can tell, so it is never removed
+        try:
+            folder = Path(around) / "new"
+            folder.mkdir()
+            yield folder
+        finally:
+            lock.release()
+
+
+def _remove_unlocked(name: str, parent: Path) -> None:
+    """Deletes the folders of `_temporary` that killed processes left: the system releases the lock of a process that
+    ends. One without a lock, or with nothing beside it yet, stays: another process may be making it."""
+    for around in parent.glob(f".{glob.escape(name)}-*"):
+        is_ours = re.fullmatch(r"[a-z0-9_]{8}", around.name.removeprefix(f".{name}-"))
+        path = around / LOCK
+        if (
+            not is_ours
+            or around.is_symlink()
+            or path.is_symlink()
+            or not path.is_file()
+            or len(list(around.iterdir())) == 1
+        ):
+            continue
+        lock = FileLock(path, timeout=0, thread_local=False)
+        try:
+            lock.acquire()
+        except (OSError, NotImplementedError):  # another process holds it
+            continue
+        try:
+            remove(around, quietly=True)
+        finally:
+            lock.release()
 
 
 @contextlib.contextmanager
@@ -244,13 +280,15 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def made_aside(final: Path, overwrite: bool = False) -> Iterator[Path]:
-    """An empty folder to fill. It is renamed to `final` when the `with` block ends, or deleted after an error.
+    """An empty folder to fill. It is renamed to `final` when the `with` block ends, or deleted after an error. Folders
+    that killed processes left of the same name are removed.
 
     FileExistsError if by then `final` is a file, or, unless `overwrite` is set, a folder with files. UserError if the
     disk is full.
     """
     parent = final.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
+    _remove_unlocked(final.name, parent)
     with told_if_full(f"--output_dir {final}", FREE_SPACE), _temporary(final.name, parent) as aside:
         yield aside
         secure(aside)

@@ -166,6 +166,9 @@ def _check_saved(name: str, flag: str) -> None:
         wrong = elsewhere(splits)
         for split in splits if not wrong else ():
             wrong += elsewhere(_names_of_files(Path(name) / split))
+            if read_json(Path(name) / split / "state.json").get("_data_files") == []:
+                of_split = "it" if split == "." else f"its split {split}"
+                raise UserError(f"{flag} {name}: {of_split} has no rows, and datasets cannot read it: leave it out")
     except (TypeError, KeyError):
         raise UserError(f"{flag} {name}: its lists of splits and files are none. Save it anew with datasets") from None
     if wrong:

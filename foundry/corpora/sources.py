@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -129,15 +130,26 @@ def _name_of_corpus(path: str, config: str, others: Collection[str]) -> str:
     return name
 
 
-def mixed_documents(corpora: list[Iterator[str]], weights: list[float]) -> Iterator[str]:
-    """The documents of several corpora in turn, so that each has its share of the characters; they end where one of the
-    corpora ends. With one corpus: its documents."""
-    read = [0] * len(corpora)
+def mixed_documents(corpora: Sequence[Callable[[], Iterator[str]]], weights: Sequence[float]) -> Iterator[str]:
+    """The documents of several corpora in turn, so that each has its share of the characters. One that ends begins
+    again, as in a pre-training, until each has been read whole. With one corpus: its documents.
+
+    corpora: functions that begin to read each.
+    """
+    reading = [begin() for begin in corpora]
+    read, unread = [0] * len(corpora), set(range(len(corpora)))
     while True:
         behind = min(range(len(corpora)), key=lambda number: read[number] / weights[number])
-        document = next(corpora[behind], None)
+        document = next(reading[behind], None)
         if document is None:
-            return
+            unread.discard(behind)
+            if not unread:
+                return
+            reading[behind] = corpora[behind]()
+            document = next(reading[behind], None)
+        if document is None:  # it has no documents at all
+            read[behind] = math.inf
+            continue
         read[behind] += len(document) + 1  # an empty one counts too
         yield document
 

@@ -7,7 +7,19 @@ The package itself writes names of modules that versions before 6 do not know; i
 
 from pathlib import Path
 
-from foundry.common.reports import write_json
+from foundry.common.errors import UserError
+from foundry.common.reports import is_of, read_json, write_json
+
+LENGTHS = "sentence_bert_config.json"
+
+
+def longest_of_folder(folder: Path) -> int | None:
+    """The tokens at which sentence-transformers cuts a text; None if its files name no length. UserError if that is
+    none."""
+    longest = read_json(folder / LENGTHS).get("max_seq_length")
+    if longest is not None and not (is_of(longest, int) and 0 < longest <= 2**31):
+        raise UserError(f"{folder / LENGTHS}: max_seq_length {longest!r:.60}: must be a whole number of tokens from 1")
+    return longest
 
 
 def write_modules(
@@ -25,7 +37,7 @@ def write_modules(
     how = {"word_embedding_dimension": width, "pooling_mode_cls_token": of_first}
     how |= {"pooling_mode_mean_tokens": not of_first, "pooling_mode_max_tokens": False}
     write_json(folder / "1_Pooling" / "config.json", how)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": longest, "do_lower_case": False})
+    write_json(folder / LENGTHS, {"max_seq_length": longest, "do_lower_case": False})
     if prefix is not None:
         prompts = {"prompts": {"query": prefix, "document": ""}, "default_prompt_name": None}
         write_json(folder / "config_sentence_transformers.json", prompts | {"similarity_fn_name": "cosine"})

@@ -35,6 +35,7 @@ INDENTED = "indentation of plain text"  # which its reader leaves out
 WHOLE, PARTS, UPPER, OTHER = "the whole text", "letters in parts (NFD)", "upper case", "other changes"
 UNKNOWN, CHANGED = "<unk>", "changed"  # characters without a token, and those read as others
 _HOW = {UNKNOWN: " (<unk>)", CHANGED: " (read as others)"}
+CURE = "create_tokenizer.py --normalization identity"  # for letters that a rule of the tokenizer folds
 _RUNS = re.compile(" {2,}")
 _MARKER = re.compile(r"<[^<>\s]{1,32}>")
 
@@ -200,18 +201,20 @@ def _is_invisible(character: str) -> bool:
 
 
 # ---------------------------------------------------------------- for plans
-def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
+def described_losses(losses: dict[str, dict[str, Losses]], own: bool = False) -> str | None:
     """{split: {"targets": Losses, "sources": Losses}} as a row of a plan: "line break in 40 % of targets, { } in 3 % of
     sources (<unk>); at most 60 % of the targets can be answered exactly".
 
-    Where the splits differ it is "in 40 % of train, 30 % of validation targets". None if no text was tried.
+    own: whether the tokenizer is trained on this text: letters that its rules fold have a cure then, which is
+    named. Where the splits differ it is "in 40 % of train, 30 % of validation targets". None if no text was tried.
     """
-    parts, limits, texts = [], [], 0
+    parts, limits, texts, is_folded = [], [], 0, False
     for what in dict.fromkeys(itertools.chain.from_iterable(losses.values())):
         of_split = {split: one[what] for split, one in losses.items() if what in one and one[what].texts}
         both = sum(of_split.values(), Losses())
         texts += both.texts
         kinds = sorted(both.kinds, key=both.kinds.get, reverse=True)
+        is_folded = is_folded or CHANGED in kinds
         for kind in kinds[:MOST_KINDS]:
             shares = {}
             for split, one in of_split.items():
@@ -226,7 +229,8 @@ def described_losses(losses: dict[str, dict[str, Losses]]) -> str | None:
             limits.append(f"at most {_in_splits(shares, 'the ', what, of_split)} can be answered exactly")
     if not parts and not limits:
         return f"nothing, of {texts:,} texts tried" if texts else None
-    return "; ".join([", ".join(parts), *limits])
+    cure = [f"{CURE}, then --tokenizer_name, keeps letters that are read as others"] if is_folded and own else []
+    return "; ".join([", ".join(parts), *limits, *cure])
 
 
 def _in_splits(shares: dict[str, str], article: str, what: str, splits: dict) -> str:

@@ -19,10 +19,9 @@ class Report:
     losses: dict[str, dict[str, Losses]]
     unknown: dict[str, float] | None
 
-    @property
-    def lost(self) -> dict[str, str | None]:
-        """The row of the plan about what the tokenizer loses."""
-        return {"lost by the tokenizer": described_losses(self.losses)}
+    def lost(self, own: bool = False) -> dict[str, str | None]:
+        """The row of the plan about what the tokenizer loses. own: as of `described_losses`."""
+        return {"lost by the tokenizer": described_losses(self.losses, own)}
 
 
 def one_row(texts: dict[str, str | None], named: bool = True) -> str | None:

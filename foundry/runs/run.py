@@ -198,14 +198,14 @@ class TrainingRun(Run):
 
     def plan(self, steps: int, needs: Needs, report: Report) -> dict[str, str | None]:
         """The rows of the plan but for its time, None for those that do not apply. steps: of the whole run."""
-        args, model = self.args, self.trainer.model
+        args, model, named = self.args, self.trainer.model, self.decision.model
         rows = {
             "model": described_model(model),
             "layers kept": getattr(model, "kept_layers", None),
             **self.rows,
             "resumed": self.described_place(steps),
             **report.rows,
-            **report.lost,
+            **report.lost(not (named.tokenizer_name or named.model_name_or_path)),
             "batch": self._described_batch(),
         }
         for feature in args.features:

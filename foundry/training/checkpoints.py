@@ -32,7 +32,7 @@ from foundry.arguments.training import T5TrainingArguments, global_batch_size, w
 from foundry.common.errors import UserError
 from foundry.common.paths import LOCK, NOT_RESUMED, RESUME_NEWEST, check_folder, is_free, refuse_links
 from foundry.common.ranks import check_alike, is_first_process
-from foundry.common.reports import code_of_pickle, first_line, read_json, record_json
+from foundry.common.reports import code_of_pickle, first_line, is_of, read_json, record_json
 from foundry.common.secrets import is_secret
 from foundry.common.terminal import print_once
 from foundry.common.whole_folders import (
@@ -448,9 +448,24 @@ def _flat(config: dict) -> dict:
     return flat | nested
 
 
+# {what is read of the run.json beside a checkpoint: its type}
+_RUN: dict[str, Any] = dict.fromkeys(("arguments", "fingerprints", "job"), dict)
+_RUN |= {"features": dict[str, list], "sequences_per_step": int | None}
+
+
 def run_of(checkpoint: str | None) -> dict:
     """The run.json beside a checkpoint; {} without a checkpoint, or where there is no such file."""
-    return _recorded(Path(checkpoint).parent / "run.json") if checkpoint else {}
+    return _run_in(Path(checkpoint).parent) if checkpoint else {}
+
+
+def _run_in(folder: Path) -> dict:
+    """The run.json of a folder as `_recorded`. UserError for a value of another type than a run writes."""
+    path = folder / "run.json"
+    run = _recorded(path)
+    for name in _RUN.keys() & run.keys():
+        if run[name] is not None and not is_of(run[name], _RUN[name]):
+            raise UserError(f"{path}: {name} {run[name]!r:.60}: no run has written this")
+    return {name: value for name, value in run.items() if value is not None}
 
 
 def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: int, dropout: float) -> list[str]:
@@ -503,7 +518,7 @@ def is_restart(folder: Path) -> bool:
     counts = {"slurm": "SLURM_RESTART_COUNT", "torchrun": "TORCHELASTIC_RESTART_COUNT"}
     counts = {kind: os.environ.get(name, "0") for kind, name in counts.items()}
     restarted = [kind for kind, count in counts.items() if count.isdigit() and int(count) > 0]
-    now, run = this_job(), _recorded(folder / "run.json")
+    now, run = this_job(), _run_in(folder)
     if not run:
         return bool(restarted)
     own = run.get("job") or {}

@@ -71,8 +71,11 @@ class DocsTest(parameterized.TestCase):
         self.assertIn(f"\n| {' | '.join(cells)} |\n", page)
 
     def test_words(self):
-        """As `wc -w` counts them, table rules and commands too."""
-        words = {path: len(path.read_text(encoding="utf-8").split()) for path in ROOT.glob("docs/**/*.md")}
+        """As `wc -w` counts them, table rules and commands too; the table of formats, which grows with them, not."""
+        words = {}
+        for path in ROOT.glob("docs/**/*.md"):
+            text = re.sub(r"(?m)^\| engine \|.*\n(\|.*\n)+", "", path.read_text(encoding="utf-8"))
+            words[path] = len(text.split())
         words[ROOT / "ARCHITECTURE.md"] = own = len((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
         self.assertLessEqual(len(README.split()), 900)
         self.assertLessEqual(own, 2000)

@@ -24,10 +24,13 @@ from foundry.common.reports import read_json, read_metrics
 from foundry.common.whole_folders import MANIFEST, damage, difference
 from foundry.common.yaml_files import parse_yaml, read_yaml
 from foundry.corpora import tokenizers
+from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.corpora.trained_text import earlier_run
 from foundry.modeling.loading import load_config
 from foundry.publishing.records import read_run_folder
+from foundry.publishing.sentence_folder import longest_of_folder
+from foundry.training.checkpoints import is_restart, run_of
 from foundry.training.rows_read import saved_rows
 from tasks.task_records import read_record
 from tools import plot_runs
@@ -270,6 +273,43 @@ class RowsReadTest(TestCase):
         (self.folder / "loss_state_0.json").write_text(json.dumps({"rows_read": named or list(given)}))
         with self.assertRaisesRegex(UserError, "loss_state_0.json: rows_read is .* Take another checkpoint"):
             saved_rows(str(self.folder), 3, 4, 100, True)
+
+
+class SavedDataTest(TestCase):
+    def test_an_empty_split_is_named(self):
+        import datasets
+
+        rows = {"train": {"text": ["a"]}, "test": {"text": []}}
+        splits = datasets.DatasetDict({split: datasets.Dataset.from_dict(rows[split]) for split in rows})
+        splits.save_to_disk(self.folder / "saved")
+        with self.assertRaisesRegex(UserError, "--dataset_name .*saved: its split test has no rows"):
+            load_dataset_splits(str(self.folder / "saved"), None, "--dataset_name")
+        splits["test"].save_to_disk(self.folder / "alone")
+        with self.assertRaisesRegex(UserError, "--dataset_name .*alone: it has no rows"):
+            load_dataset_splits(str(self.folder / "alone"), None, "--dataset_name")
+
+
+class CheckpointTest(TestCase):
+    @parameterized.parameters(
+        ("arguments", ["objective"]),
+        ("arguments", "text"),
+        ("fingerprints", [3]),
+        ("features", {"lora": 5}),
+        ("sequences_per_step", "16"),
+        ("job", ["slurm"]),
+    )
+    def test_a_run_json_of_other_types(self, name, value):
+        (self.folder / "run.json").write_text(json.dumps({name: value}))
+        with self.assertRaisesRegex(UserError, f"run.json: {name} "):
+            run_of(str(self.folder / "checkpoint-3"))
+        with mock.patch.dict(os.environ, SLURM_RESTART_COUNT="1"), self.assertRaisesRegex(UserError, f": {name} "):
+            is_restart(self.folder)
+
+    @parameterized.parameters("x", -5, 0, 3.5, 2**40)
+    def test_the_length_of_an_embedding(self, longest):
+        (self.folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+        with self.assertRaisesRegex(UserError, "sentence_bert_config.json: max_seq_length "):
+            longest_of_folder(self.folder)
 
 
 class PlotTest(TestCase):

@@ -4,13 +4,19 @@ import contextlib
 import io
 import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from unittest import mock
 
 from absl.testing import absltest
 from transformers import Seq2SeqTrainingArguments
 
+import constants
 from foundry.arguments.training import T5TrainingArguments
-from foundry.common import machine
+from foundry.common import machine, whole_folders
+
+ROOT = Path(constants.__file__).parent
 
 
 def printed(act, *args) -> str:
@@ -44,6 +50,31 @@ class LauncherTest(absltest.TestCase):
         with mock.patch.object(Seq2SeqTrainingArguments, "__post_init__", with_four):
             said = self.arguments()
         self.assertIn("one of 4 GPUs: start it with torchrun --nproc_per_node 4", said)
+
+
+class AbandonedTest(absltest.TestCase):
+    def start(self, final) -> subprocess.Popen:
+        """A process that has begun to fill a folder."""
+        code = "import sys, pathlib, foundry.common.whole_folders as w\n"
+        code += "with w.made_aside(pathlib.Path(sys.argv[1])) as f: (f / 'x').touch(); print(f, flush=True); input()"
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", code, str(final)], cwd=ROOT, **pipes)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_the_folder_of_a_killed_export_goes_and_that_of_a_living_one_stays(self):
+        final = self.folder / "out[1]"
+        killed, living = self.start(final), self.start(final)
+        folders = [Path(process.stdout.readline().strip()).parent for process in (killed, living)]
+        killed.kill()
+        killed.wait()
+        other = self.folder / ".out[1]-a_folder_of_somebody"
+        other.mkdir()
+        with whole_folders.made_aside(final) as folder:
+            (folder / "y").touch()
+            self.assertEqual([path.exists() for path in (*folders, other)], [False, True, True])
+        self.assertTrue((final / "y").is_file())
 
 
 class DeepSpeedBuildTest(absltest.TestCase):

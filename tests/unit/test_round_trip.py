@@ -163,6 +163,12 @@ class RoundTripTest(TestCase):
             "line break in 40 % of train, 30 % of validation targets; at most 60 % of train, 70 % of validation",
         )
         self.assertEqual(described_losses({"train": {"targets": Losses(10)}}), "nothing, of 10 texts tried")
+        folded = {"train": {"targets": Losses(10, {CHANGED: 1}, {CHANGED: {"\u02b2": 1}})}}
+        self.assertNotIn("--normalization", described_losses(folded))
+        self.assertIn(
+            "create_tokenizer.py --normalization identity, then --tokenizer_name", described_losses(folded, True)
+        )
+        self.assertNotIn("--normalization", described_losses({"train": {"targets": Losses(10)}}, True))
         self.assertIsNone(described_losses({"train": {"documents": Losses()}}))
         rare = Losses(1000, {"tab": 1}, {"tab": {"\t": 1}}, answerable=0.9999)
         self.assertStartsWith(

@@ -111,6 +111,8 @@ class BackendTest(test_predict_t5.TestCase):
         (TOKENS, 0.5, "is damaged: .*"),
         (TOKENS, "pipe", "its shared_vocabulary.json is no file"),
         ("comparison.json", b"[]", "comparison.json holds no JSON object"),
+        ("comparison.json", b'{"longest_source": "x"}', "comparison.json: longest_source 'x'"),
+        ("comparison.json", b'{"longest_answer": -5}', "comparison.json: longest_answer -5"),
         ("comparison.json", b"{", "comparison.json is not JSON"),
         ("comparison.json", "pipe", "its comparison.json is no file"),
     )
