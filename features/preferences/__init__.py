@@ -114,8 +114,8 @@ class AnswerMeasures(Measures):
         return compute
 
     @staticmethod
-    def answered(task: dict, statistics: "np.ndarray") -> dict[str, Sequence]:
-        if "rejected" not in task:
+    def answered(entry: Any, statistics: "np.ndarray") -> dict[str, Sequence]:
+        if "rejected" not in entry.further:
             return {}
         from features.preferences.losses import both_log_probabilities
 
@@ -206,12 +206,12 @@ class ComparedAnswers(TaskFeature):
         return {"rejected": other, "desirable": good}
 
     @staticmethod
-    def rows(task: dict, rows: list[dict]) -> list[dict]:
-        if "desirable" not in task:
+    def rows(entry: Any, rows: list[dict]) -> list[dict]:
+        if "desirable" not in entry.further:
             return rows
         from features.preferences.preference_rows import with_other_answers
 
-        return with_other_answers(task, rows)
+        return with_other_answers(entry, rows)
 
 
 @dataclass

@@ -34,6 +34,7 @@ from foundry.modeling.segment_masks import enable_packing
 from foundry.objectives.objective_types import objective_type
 from foundry.training.batching import OneShapeCollator, PackingCollator
 from foundry.training.checkpoints import check_resumed
+from tasks.entry import TaskEntry
 from tasks.examples import non_canonical_outputs
 
 WORDS = 300
@@ -272,8 +273,8 @@ class BosTest(parameterized.TestCase):
     def test_generated_labels_are_their_own_tokens_behind_the_start_token(self):
         words, labels = tokenizer(), [line.split()[1] for line in zoo.lines()[:2]]
         written = np.array([[2, *encode_targets(words, labels[:1])[0], filler] for filler in (0, -100)])
-        task = dict(target_type="class", labels=labels)
-        self.assertEqual(non_canonical_outputs(task, words, written), {"non_canonical_outputs": 0})
+        entry = TaskEntry(target_type="class", labels=labels)
+        self.assertEqual(non_canonical_outputs(entry, words, written), {"non_canonical_outputs": 0})
 
     @parameterized.parameters(*zoo.GEMMA)
     def test_another_vocabulary(self, name):

@@ -44,7 +44,7 @@ LARGE = {
 
 
 class LowRankMemoryTest(parameterized.TestCase):
-    @parameterized.parameters("google/flan-t5-large")  # a row takes seconds
+    @parameterized.parameters(("google/flan-t5-large",))  # a row takes seconds
     def test_where_low_rank_training_fits_is_the_plan_s(self, name):
         """As the text above the table says: 8 sequences of 512 and 128 tokens, recomputed activations, rank 16, and a
         share of the GPU left free, as the plan leaves it."""
