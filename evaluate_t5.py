@@ -210,15 +210,15 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
 def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
     """Answers the job's splits, and writes the answers; returns the numbers of `predict_split` and those that features
     add."""
-    results, comparisons = {}, trainer.args.features.of(ExtraMetric)
+    results, extra_metrics = {}, trainer.args.features.of(ExtraMetric)
     for split in job.splits:
         answers, numbers = predict_split(job, trainer, split)
         results |= numbers
         if not is_first_process():
             continue
         records = write_predictions(job.task, split, answers, trainer)
-        for comparison in comparisons:
-            numbers = comparison.compared(job.task.entry, records)
+        for extra in extra_metrics:
+            numbers = extra.compared(job.task.entry, records)
             results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
     return results
 
