@@ -39,7 +39,7 @@ from transformers.models.umt5 import modeling_umt5
 
 from foundry.modeling.onednn import is_faster, multiplied, weight_gradient
 
-T5_RECOMPUTED = "t5_keeps_less"  # the attention's name among transformers' implementations
+T5_RECOMPUTED = "t5_recomputed"  # the attention's name among transformers' implementations
 # Bytes of float32 scores in a block of attention: on a CPU what its second-level cache holds.
 BLOCK_BYTES = {"cpu": 2**20, "cuda": 2**28}
 
@@ -396,7 +396,7 @@ def _weights(query, key, bias, mask, scaling: float) -> torch.Tensor:
     return wide.softmax(-1)
 
 
-def attention_that_keeps_less(
+def recomputed_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -433,7 +433,7 @@ def attention_that_keeps_less(
     return _BlockedAttention.apply(query, key, value, position_bias, attention_mask, bits, dropout, scaling), None
 
 
-AttentionInterface.register(T5_RECOMPUTED, attention_that_keeps_less)
+AttentionInterface.register(T5_RECOMPUTED, recomputed_attention)
 
 _T5 = (
     (modeling_t5, "T5"),
