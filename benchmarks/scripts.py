@@ -25,11 +25,11 @@ LEAST_MINUTES = 0.2  # with less time left, no process is started
 NOT_PASSED_ON = ("output", "minutes", "part", "rows", "apart", "peak_tflops")  # flags that a process gets separately
 
 
-def run_logged(script: str, words: list[str], log: Path, seconds: float | None = None, **environment: str) -> int:
-    """Runs a script, with its output in `log`, and returns its exit code, 0.
+def run_logged(script: str, words: list[str], log: Path, seconds: float | None = None, **environment: str) -> None:
+    """Runs a script, with its output in `log`.
 
-    UserError, with the end of its output, for any other code or if it takes more than `seconds`. NotAvailableError if
-    it lacks a package.
+    UserError, with the end of its output, for an exit code but 0 or if it takes more than `seconds`. NotAvailableError
+    if it lacks a package.
     """
     command = [sys.executable, "-P", str(ROOT / script), *words]  # -P: not its own folder, but the project's
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -47,7 +47,6 @@ def run_logged(script: str, words: list[str], log: Path, seconds: float | None =
         raise UserError(
             f"{script} ended with code {code}; {log} says why: {log.read_text().strip().rpartition(chr(10))[2]}"
         )
-    return code
 
 
 # ---------------------------------------------------------------- rows and parts of benchmarks/__main__.py

@@ -277,10 +277,13 @@ class Search:
     def trials(self) -> list["FrozenTrial"]:
         return alive(self.study.get_trials(deepcopy=False))
 
-    def set_attribute(self, trial: "FrozenTrial", name: str, value: Any) -> None:
+    def stored_id(self, number: int) -> int:
+        """By what the storage knows the study's trial of this number."""
         study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial_id = self.storage.get_trial_id_from_study_id_trial_number(study_id, trial.number)
-        self.storage.set_trial_user_attr(trial_id, name, value)
+        return self.storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+    def set_attribute(self, trial: "FrozenTrial", name: str, value: Any) -> None:
+        self.storage.set_trial_user_attr(self.stored_id(trial.number), name, value)
 
     def next_trial(self) -> "FrozenTrial | None":
         """A trial for this agent: an abandoned one, else a new one; None where the sweep is complete."""
@@ -298,8 +301,7 @@ class Search:
         drawn gets the others here. UserError if the study names a folder that no agent would."""
         from optuna.trial import Trial
 
-        study_id = self.storage.get_study_id_from_name(self.study.study_name)
-        trial = Trial(self.study, self.storage.get_trial_id_from_study_id_trial_number(study_id, number))
+        trial = Trial(self.study, self.stored_id(number))
         for name, entry in self.sweep.parameters.items():
             suggest(trial, name, entry)
         run = trial.user_attrs.get("run") or f"{number:04d}-{secrets.token_hex(3)}"  # W&B's id of it
