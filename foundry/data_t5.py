@@ -308,7 +308,7 @@ class Text:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the text; None if its length is not known."""
+        """Optimizer steps in an epoch; None if its length is not known."""
         return len(self.train) // self.batch
 
     def flops_per_sequence(self, config: PretrainedConfig) -> int:

@@ -198,7 +198,7 @@ class T5Trainer(Seq2SeqTrainer):
         for callback in self.feature_callbacks:
             self.add_callback(callback)
 
-    # ------------------------------------------------------------ a training, its passes and their steps
+    # ------------------------------------------------------------ a training, its epochs and their steps
     def train(self, resume_from_checkpoint: str | None = None, **kwargs) -> TrainOutput:
         """Overrides Trainer to start the data workers before all else, and to end them, which ignore signals, and to
         restore the signal handlers, however the training ends. ValueError if `args` were not completed."""
@@ -214,7 +214,7 @@ class T5Trainer(Seq2SeqTrainer):
         if self.rows.goes_on_by_rows or self.rows.stream is not None:
             self.add_callback(EpochCallback(self))
         max_steps = self.args.max_steps
-        if self.rows.goes_on_by_rows:  # Trainer would count steps as if all passes were as long as the first
+        if self.rows.goes_on_by_rows:  # Trainer would count steps as if all epochs were as long as the first
             self.args = self.args.replaced(max_steps=self.rows.planned_steps(resume_from_checkpoint))
         try:
             self.rows.start_workers()
@@ -243,7 +243,7 @@ class T5Trainer(Seq2SeqTrainer):
                 self.control.should_training_stop = True
                 return
             if self.rows.goes_on_by_rows:
-                kwargs = self.rows.pass_by_rows(kwargs)
+                kwargs = self.rows.epoch_by_rows(kwargs)
             super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple:
@@ -252,7 +252,7 @@ class T5Trainer(Seq2SeqTrainer):
         self.place_before = self.rows.place
         self.losses_before = self._tr_loss.clone()
         batches = self._batches_on(device, epoch_iterator, num_batches)
-        if self.rows.begins_within_pass and self.state.global_step == self.rows.begun_step:
+        if self.rows.begins_within_epoch and self.state.global_step == self.rows.begun_step:
             self._load_rng_state(self.resumed_from)  # Trainer's came before the loader drew a number
         batches, num_items = super().get_batch_samples(iter(batches), num_batches, device)
         for callback in self.callback_handler.callbacks:

@@ -321,7 +321,7 @@ class TaskData:
     # ------------------------------------------------------------ for the plan and run.json
     @property
     def steps_per_epoch(self) -> int | None:
-        """Optimizer steps in a pass over the training rows; None if their number is unknown."""
+        """Optimizer steps in an epoch; None if their number is unknown."""
         rows = getattr(self.train, "rows_per_epoch", len(self.train))
         return math.ceil(rows / global_batch_size(self.training_args))
 
@@ -472,13 +472,13 @@ class MixtureSampler(EpochSampler):
         return numbers_of(np.concatenate(chosen)[order])
 
     def _of_task(self, task: int) -> np.ndarray:
-        """The task's row numbers in this epoch: the next `count` of all its passes, one after the other, each of which
-        has its own order."""
+        """The task's row numbers in this epoch: the next `count` of the task's own epochs, one after the other, each of
+        which has its own order."""
         size, count = self.sizes[task], self.counts[task]
         first = self.epoch * count
-        passes = range(first // size, (first + count - 1) // size + 1)
-        orders = [np.random.default_rng([self.seed, task, number]).permutation(size) for number in passes]
-        return np.concatenate(orders)[first - passes[0] * size :][:count]
+        own_epochs = range(first // size, (first + count - 1) // size + 1)
+        orders = [np.random.default_rng([self.seed, task, number]).permutation(size) for number in own_epochs]
+        return np.concatenate(orders)[first - own_epochs[0] * size :][:count]
 
 
 class CorruptedText:

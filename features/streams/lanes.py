@@ -1,14 +1,14 @@
-"""Examples read on the fly, each once in a pass, in an order that depends on neither ranks, workers nor resumes.
+"""Examples read on the fly, each once in an epoch, in an order that depends on neither ranks, workers nor resumes.
 
-    corpus --blocks, dealt anew in each pass--> lanes --rows--> units --a lane's buffer, shuffled--> examples
+    corpus --blocks, dealt anew in each epoch--> lanes --rows--> units --a lane's buffer, shuffled--> examples
 
-A stream consists of up to 1,728 lanes, small streams that are read side by side. In every pass each lane is dealt an
+A stream consists of up to 1,728 lanes, small streams that are read side by side. In every epoch each lane is dealt an
 equal share of the corpus: blocks from all over it, and a piece of a block that is divided between two lanes. A lane
 reads its share in a random order, fills a buffer with units (the parts of a row, or packed chunks of tokens), shuffles
 it, gives it out, and fills it again. Example n of the run is example n // lanes of lane n % lanes.
 
-All that is random depends only on the seed, the pass and the place in the lane; the number of lanes depends only on the
-corpus. So a checkpoint holds no more than where each lane's buffer begins, and a resumed run only reads the buffers
+All that is random depends only on the seed, the epoch and the place in the lane; the number of lanes depends only on
+the corpus. So a checkpoint holds no more than where each lane's buffer begins, and a resumed run only reads the buffers
 again.
 
 Rank r of R takes the examples n with n % R == r. If the number of lanes is a multiple of R, no two ranks read the same
@@ -40,13 +40,14 @@ from foundry.training.own_stream import OwnStream
 
 OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
 ALL_LANES = 2**14  # most lanes of all corpora together
-LANE_BYTES = 2**16  # least text that a lane has in a pass; half of it for multiples of FEW_LANES
+LANE_BYTES = 2**16  # least text that a lane has in an epoch; half of it for multiples of FEW_LANES
 FEW_LANES = 2**3 * 3
 USUAL_RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of ranks that should divide the number of lanes
 TURNS = 4096  # in this many examples of a lane, each corpus has exactly the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
-COUNTED_LANES = 24  # the number of passes is the mean over about this many lanes
-Place = list  # [pass, number of the lane's piece in this pass, place of the row in the piece, units of the row to skip]
+COUNTED_LANES = 24  # the number of epochs is the mean over about this many lanes
+# [epoch, number of the lane's piece in this epoch, place of the row in the piece, units of the row to skip]
+Place = list
 Rows = Iterator[tuple[Place, dict]]
 Units = Callable[[Rows], Iterator[tuple[Place, object]]]  # turns rows into units, each with the place where it begins
 
@@ -74,7 +75,7 @@ def packed(
 
     read: row of the corpus -> document, a text or an IdDocument. encode: documents -> (all ids, where each document's
     ids end). eos_id: the id that ends each document; None: nothing does. cut: (the next `window` ids, number of the
-    pass) -> (how many of them are used, unit), like `Objective.cut`.
+    epoch) -> (how many of them are used, unit), like `Objective.cut`.
     """
 
     def units(rows: Rows) -> Iterator[tuple[Place, object]]:
@@ -138,7 +139,7 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
 
 
 class LaneSource:
-    """A corpus as all lanes of a stream share it: which of its pieces each lane reads in a pass, and how.
+    """A corpus as all lanes of a stream share it: which of its pieces each lane reads in an epoch, and how.
 
     units: makes units of its rows (`one_by_one`, `packed`). lanes: number of lanes that share the corpus. buffer: units
     that a lane shuffles at a time. seed: of the run; number: of the corpus; random orders depend on both.
@@ -148,7 +149,7 @@ class LaneSource:
         self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
         self.seed, self.number = seed, [number] * (number > 0)  # the first corpus keeps the order it would have alone
         self.sizes = np.array([block.size for block in corpus.blocks])
-        self._hands = functools.lru_cache(2)(self._hands_of_pass)
+        self._hands = functools.lru_cache(2)(self._hands_of_epoch)
         self._pieces: dict[int, tuple[int, list[Piece]]] = {}
 
     def random(self, *numbers: int) -> np.random.Generator:
@@ -156,7 +157,7 @@ class LaneSource:
         return np.random.default_rng([self.seed, *numbers, *self.number])
 
     def pieces(self, number: int, lane: int) -> list[Piece]:
-        """The pieces that a lane reads in a pass, in their order."""
+        """The pieces that a lane reads in an epoch, in their order."""
         if self._pieces.get(lane, (None,))[0] != number:
             self._pieces[lane] = number, list(self._deal(number, lane))
         return self._pieces[lane][1]
@@ -174,15 +175,15 @@ class LaneSource:
             if begin < end and (piece.begin is None or piece.begin != piece.end):
                 yield piece
 
-    def _hands_of_pass(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-        """Deals the blocks of a pass to the lanes. Neighbouring blocks, which are alike, go to different lanes.
+    def _hands_of_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+        """Deals the blocks of an epoch to the lanes. Neighbouring blocks, which are alike, go to different lanes.
 
         Returns (hands, order, ends, parts):
         - hands [lanes, most blocks of a lane]: the blocks of each lane; -1 where it has no more
         - order [blocks]: the same blocks in one line, one lane after the other
         - ends [blocks]: bytes of that line up to the end of each block
         - parts [lanes]: the part of the line that each lane reads, if blocks can be divided: the line is then cut into
-          parts of equal size, so that all lanes end a pass together
+          parts of equal size, so that all lanes end an epoch together
         """
         blocks, random = len(self.corpus), self.random(0, number)
         hands = np.full((-(-blocks // self.lanes), self.lanes), -1)
@@ -191,8 +192,8 @@ class LaneSource:
         order = hands[hands >= 0]
         return hands, order, np.cumsum(self.sizes[order]), random.permutation(self.lanes).tolist()
 
-    def passes_of(self, lane: int, place: Place) -> float:
-        """How many passes over its share of the corpus a lane has made up to a place, estimated from the place."""
+    def epochs_of(self, lane: int, place: Place) -> float:
+        """How many epochs of its share of the corpus a lane has made up to a place, estimated from the place."""
         number, which, row, _ = place
         pieces = self.pieces(number, lane)
         begun = self.corpus.share_read(pieces[which], row) if which < len(pieces) else 0
@@ -238,15 +239,15 @@ class Lane:
         while len(read) < size:
             self.ahead += itertools.islice(self.units, 2 - len(self.ahead))
             if read and self.ahead[1][0][0] != read[0][0][0]:
-                break  # this unit reaches into the next pass, with which a buffer must not mix text of this one
+                break  # this unit reaches into the next epoch, with which a buffer must not mix text of this one
             read.append(self.ahead.pop(0))
         self.place = read[0][0]
         self.buffer = [unit for _, unit in read]
         self.order = source.random(1, self.lane, self.first).permutation(len(read))
 
-    def _rows(self, first_pass: int, which: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
+    def _rows(self, first_epoch: int, which: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
         source = self.source
-        for number in itertools.count(first_pass):
+        for number in itertools.count(first_epoch):
             pieces = source.pieces(number, self.lane)
             while which < len(pieces):
                 for place, row in source.corpus.rows(pieces[which], start):
@@ -399,15 +400,15 @@ class StreamDataset(OwnStream):
         lanes = {lane: self.lane_states.get(lane, unread) for lane in self.own_lanes}
         return {"next_example": self.next_example, "lanes": lanes, "fingerprint": self.fingerprint}
 
-    def passes_of(self, state: dict) -> float:
-        """How many passes over the text this rank's lanes have made up to a state; for several corpora the mean by
+    def epochs_of(self, state: dict) -> float:
+        """How many epochs of the text this rank's lanes have made up to a state; for several corpora the mean by
         their weights."""
         lanes = self.own_lanes[:: -(-len(self.own_lanes) // COUNTED_LANES)]
-        passes = [
-            [source.passes_of(lane, place) for source, (_, place) in zip(self.sources, places, strict=True)]
+        epochs = [
+            [source.epochs_of(lane, place) for source, (_, place) in zip(self.sources, places, strict=True)]
             for lane, places in ((lane, state["lanes"][lane]) for lane in lanes)
         ]
-        return float(np.average(np.mean(passes, axis=0), weights=self.weights))
+        return float(np.average(np.mean(epochs, axis=0), weights=self.weights))
 
     def resume(self, checkpoint: str) -> None:
         """Moves the stream to where a checkpoint was written, by any number of ranks.
@@ -467,8 +468,8 @@ class StreamDataset(OwnStream):
         return self.loader_in_use
 
     def epochs_done(self) -> float:
-        """Passes over the text up to the last batch given out. Trainer, without this, counts shares of --max_steps."""
-        return self.passes_of(self.loader_in_use.state)
+        """Epochs of the text up to the last batch given out. Trainer, without this, counts shares of --max_steps."""
+        return self.epochs_of(self.loader_in_use.state)
 
     def save_place(self, folder: Path) -> None:
         """Writes the place that this rank has reached into a checkpoint."""
@@ -527,7 +528,7 @@ class StreamLoader(torch.utils.data.DataLoader):
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Does nothing: a stream has no epochs."""
+        """Does nothing: a stream counts its epochs itself."""
 
 
 def _as_is(item: tuple) -> tuple:

@@ -157,13 +157,13 @@ class StreamedTaskData(TaskData):
         return self.corpus.fingerprint
 
     def report(self, steps: float) -> Report:
-        task, passes = self.tasks[0], ""
+        task, repeats = self.tasks[0], ""
         split = row_splitter(task.name, task.entry, task.args, corpus=self.corpus)
         if rows := self.corpus.estimated(lambda record: len(split(record)), COUNTED):
             seen = steps * global_batch_size(self.training_args) / rows
-            passes = f"; seen about {seen:.3g} times: about {human_count(rows)} rows"
+            repeats = f"; seen about {seen:.3g} times: about {human_count(rows)} rows"
         report = super().report(steps)
-        stream = {"stream": f"{self.corpus.description}{passes}; {self.train.described()}"}
+        stream = {"stream": f"{self.corpus.description}{repeats}; {self.train.described()}"}
         return dataclasses.replace(report, rows=stream | report.rows)
 
 

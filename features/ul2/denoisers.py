@@ -285,7 +285,7 @@ class DenoiserMixture(PackedObjective):
         return PackedChunks(tokens, self.raw_lengths, self.pattern, seed)
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """As `Objective.cut`. A row's first tokens and the pass decide its kind, which differs between passes but not
+        """As `Objective.cut`. A row's first tokens and the epoch decide its kind, which differs between epochs but not
         in a resumed stream."""
         key = example_keys(number, content_keys(tokens[None, : min(16, len(tokens))]))[0]
         kind = int(np.searchsorted(np.cumsum(self.shares), (key >> np.uint64(11)) * 2.0**-53, side="right"))

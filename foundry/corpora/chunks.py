@@ -131,8 +131,8 @@ class WeightedExamples(Examples):
     """Several corpora, each with the share of its weight in the examples of every epoch.
 
     An epoch has as many examples as all corpora together. A corpus with fewer than its share begins again before the
-    epoch is over; one with more continues in the next epoch where it stopped. Examples are taken in strides: a pass
-    takes each once, and a part of a pass is spread over the whole corpus.
+    epoch is over; one with more continues in the next epoch where it stopped. Examples are taken in strides: a walk
+    over a corpus takes each once, and a part of a walk is spread over the whole corpus.
     """
 
     def __init__(self, corpora: Sequence[Examples], weights: Sequence[float], seed: int = 0):
@@ -146,7 +146,7 @@ class WeightedExamples(Examples):
     def __len__(self) -> int:
         return self.total
 
-    def passes(self, epochs: float) -> list[float]:
+    def times_seen(self, epochs: float) -> list[float]:
         """How often each corpus is seen in this many epochs."""
         return [epochs * int(n) / len(corpus) for n, corpus in zip(self.draws, self.corpora, strict=True)]
 
@@ -160,9 +160,9 @@ class WeightedExamples(Examples):
             chosen = np.flatnonzero(which == corpus)
             size, first = len(self.corpora[corpus]), self.ends[corpus] - self.draws[corpus]
             drawn = epochs[chosen] * self.draws[corpus] + rows[chosen] - first  # examples drawn before, in all epochs
-            passes, places = np.divmod(drawn, size)
+            own_epochs, places = np.divmod(drawn, size)
             places = places * self.strides[corpus] % size
-            for name, values in self.corpora[corpus].__getitems__(passes * size + places).items():
+            for name, values in self.corpora[corpus].__getitems__(own_epochs * size + places).items():
                 whole = batch.setdefault(name, np.empty((len(numbers), *values.shape[1:]), values.dtype))
                 whole[chosen] = values
         return batch | {"key": example_keys(self.seed, numbers)}

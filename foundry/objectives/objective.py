@@ -73,7 +73,7 @@ class Objective:
         raise NotImplementedError
 
     def cut(self, tokens: np.ndarray, number: int) -> tuple[int, dict]:
-        """(number of tokens used, one row) from the first of `window` tokens of a stream. number: which pass over the
+        """(number of tokens used, one row) from the first of `window` tokens of a stream. number: which epoch of the
         text it is. The result depends on the arguments alone, so that a resumed stream gives the same rows."""
         raise NotImplementedError
 

@@ -66,8 +66,8 @@ def _rows(text: Any, steps: float, further: dict[str, str | None]) -> dict[str, 
     if found.is_mixed:
         corpora = [f"{name} {weight:.1%}" for name, weight in zip(found.names, found.weights, strict=True)]
         if epochs:
-            seen = zip(corpora, text.train.passes(epochs), strict=True)
-            corpora = [f"{corpus} (seen {passes:.3g} times)" for corpus, passes in seen]
+            seen = zip(corpora, text.train.times_seen(epochs), strict=True)
+            corpora = [f"{corpus} (seen {times:.3g} times)" for corpus, times in seen]
         rows["corpora"] = ", ".join(corpora)
     rows |= objective.plan(text.rows)
     lengths = f"{objective.inputs_length} input, {objective.targets_length} target tokens"

@@ -252,15 +252,15 @@ class TrainingRun(Run):
             return None
         name, read = Path(self.checkpoint).name, self.read_before
         left = max(0, steps - self.step)
-        of_pass = ""
+        of_epoch = ""
         if self.trainer.rows.counts_rows:
-            of_pass = f", pass {read.epoch + 1} has {self.trainer.rows.rows_of_pass - read.of_epoch:,} rows left"
+            of_epoch = f", epoch {read.epoch + 1} has {self.trainer.rows.rows_of_epoch - read.of_epoch:,} rows left"
         if not left:
             return (
                 f"nothing is left: {name} has made {self.step:,} steps of {steps:,}, {read.total:,} rows. Its "
                 "model is evaluated and saved again; to train on, give more --max_steps or --num_train_epochs"
             )
-        return f"{name} has read {read.total:,} rows in {self.step:,} steps; {left:,} steps are left{of_pass}"
+        return f"{name} has read {read.total:,} rows in {self.step:,} steps; {left:,} steps are left{of_epoch}"
 
     def _install_callbacks(self) -> None:
         args, ranks = self.args, self.args.world_size

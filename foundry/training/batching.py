@@ -38,7 +38,7 @@ class FilledRows(torch.utils.data.ConcatDataset):
 
     These complete the last batch of every rank; accelerate would repeat rows instead, and so train on them twice.
     sampler: the order of the rows alone. The attribute `order` samples rows and filling. spare: as many rows more, for
-    the rest of a pass, which may need more of them.
+    the rest of an epoch, which may need more of them.
     """
 
     def __init__(self, rows: torch.utils.data.Dataset, filling: int, sampler: RowSampler, spare: int = 0):

@@ -46,7 +46,7 @@ class ResumeCallback(TrainerCallback):
 
 class EpochCallback(TrainerCallback):
     """Sets the epochs where Trainer cannot know them: of a stream, of which it would log fractions of --max_steps, and
-    of a pass of which only the rest is read."""
+    of an epoch of which only the rest is read."""
 
     def __init__(self, trainer: Trainer):
         self.trainer = trainer
@@ -54,7 +54,7 @@ class EpochCallback(TrainerCallback):
     def on_step_end(self, _args, state: TrainerState, *_, **__) -> None:
         rows = self.trainer.rows
         if rows.goes_on_by_rows:
-            state.epoch = rows.read.epoch + rows.read.of_epoch / rows.rows_of_pass
+            state.epoch = rows.read.epoch + rows.read.of_epoch / rows.rows_of_epoch
         else:
             state.epoch = rows.stream.epochs_done()
 

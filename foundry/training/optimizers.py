@@ -314,7 +314,7 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int, re
     """The schedule of `--lr_scheduler_type`: by `learning_rate_factor` if it is one of OWN_SCHEDULES, else, or if
     `--lr_scheduler_kwargs` are given, as transformers defines it.
 
-    reached: (step, share of the run's rows that are read by then), where a run of passes goes on with batches of
+    reached: (step, share of the run's rows that are read by then), where a run of epochs goes on with batches of
     another size: our schedules that decay to an end do so over the rows, of which a step reads another share now."""
     name, warmup_steps = args.lr_scheduler_type, args.get_warmup_steps(total_steps)
     if name not in OWN_SCHEDULES or args.lr_scheduler_kwargs:

@@ -34,7 +34,7 @@ from foundry.training.preemption import SIGNALS
 from foundry.training.rows_read import (
     RowsRead,
     SameBatch,
-    end_of_pass,
+    end_of_epoch,
     saved_batch,
     saved_rows,
     steps_of_rest,
@@ -48,7 +48,7 @@ class TrainingRows:
 
     begun_at: how far the run had come where this training begins, at step `begun_step`. goes_on_by_rows: whether
     Trainer, which counts steps of the size that they have now, would begin elsewhere. same_batch: since when the
-    batches have had their size. reached: in a run of passes whose batches had another size before, (`same_batch.step`,
+    batches have had their size. reached: in a run of epochs whose batches had another size before, (`same_batch.step`,
     share of the run's rows that were read by then). trainer: the T5Trainer.
     """
 
@@ -90,7 +90,7 @@ class TrainingRows:
         if self.stream is not None:
             return self._stream_loader() if self.workers is None else self.workers
         if self.goes_on_by_rows:
-            return self._row_loader(self._rest_of_pass())
+            return self._row_loader(self._rest_of_epoch())
         return self._row_loader(self.order())
 
     def _row_loader(self, order: Sampler) -> DataLoader:
@@ -162,17 +162,17 @@ class TrainingRows:
 
     @cached_property
     def has_whole_batches(self) -> bool:
-        """Whether a pass has only whole global batches, and leaves out a rest of the rows."""
+        """Whether an epoch has only whole global batches, and leaves out a rest of the rows."""
         return self.order().group > 1 or global_batch_size(self.args) == 1
 
     @cached_property
-    def rows_of_pass(self) -> int | None:
-        """Rows of a whole pass, its rest too; None for a stream."""
+    def rows_of_epoch(self) -> int | None:
+        """Rows of a whole epoch, its rest too; None for a stream."""
         return len(self.order(batch=1)) if self.counts_rows else None
 
     @property
-    def begins_within_pass(self) -> bool:
-        """Whether this training goes on by rows, and behind the first rows of a pass."""
+    def begins_within_epoch(self) -> bool:
+        """Whether this training goes on by rows, and behind the first rows of an epoch."""
         return self.goes_on_by_rows and self.begun_at.of_epoch > 0
 
     @property
@@ -185,7 +185,7 @@ class TrainingRows:
         batch = global_batch_size(self.args)
         steps = step - self.begun_step
         if self.counts_rows:
-            return self.begun_at.after(steps, batch, self.rows_of_pass, self.has_whole_batches)
+            return self.begun_at.after(steps, batch, self.rows_of_epoch, self.has_whole_batches)
         place = self.place
         total = place["next_example"] if place else self.begun_at.total + steps * batch
         return replace(self.begun_at, total=total)
@@ -196,16 +196,16 @@ class TrainingRows:
         if checkpoint is None:
             return RowsRead(group=batch)
         whole = self.counts_rows and self.has_whole_batches
-        return saved_rows(checkpoint, step_saved(checkpoint), batch, self.rows_of_pass, whole)
+        return saved_rows(checkpoint, step_saved(checkpoint), batch, self.rows_of_epoch, whole)
 
     def planned_steps(self, checkpoint: str | None) -> int:
         """Optimizer steps of the whole run, those before the checkpoint too."""
         args = self.args
         if args.max_steps > 0:
             return args.max_steps
-        pass_ = global_batch_size(args), self.rows_of_pass, self.has_whole_batches
+        of_epoch = global_batch_size(args), self.rows_of_epoch, self.has_whole_batches
         since = self.same_batch_at(checkpoint)
-        return since.step + steps_to_come(since.read, args.num_train_epochs, *pass_)
+        return since.step + steps_to_come(since.read, args.num_train_epochs, *of_epoch)
 
     def same_batch_at(self, checkpoint: str | None) -> SameBatch:
         """Since when the run of a checkpoint has had batches of the present size; that checkpoint if it had others."""
@@ -216,13 +216,13 @@ class TrainingRows:
         return SameBatch(step_saved(checkpoint), batch, self._begun(self.place_at(checkpoint)))
 
     def _begun(self, read: RowsRead) -> RowsRead:
-        """The same place; in the next pass if fewer rows are left of this one than a batch that must be whole has."""
+        """The same place; in the next epoch if fewer rows are left of this one than a batch that must be whole has."""
         if self.counts_rows and not self._steps_of_rest(read):
             return replace(read, epoch=read.epoch + 1, of_epoch=0)
         return read
 
     def _steps_of_rest(self, read: RowsRead) -> int:
-        return steps_of_rest(read, global_batch_size(self.args), self.rows_of_pass, self.has_whole_batches)
+        return steps_of_rest(read, global_batch_size(self.args), self.rows_of_epoch, self.has_whole_batches)
 
     def _is_elsewhere(self, step: int, read: RowsRead) -> bool:
         """Whether Trainer, which counts steps of the size that they have now, would take a run that has come to `read`
@@ -243,19 +243,19 @@ class TrainingRows:
         self.goes_on_by_rows = self._is_elsewhere(self.begun_step, self.begun_at)
         since = self.same_batch
         if self._is_elsewhere(since.step, since.read) and self.args.max_steps <= 0:
-            passes = since.read.epoch + since.read.of_epoch / self.rows_of_pass
-            self.reached = since.step, passes / self.args.num_train_epochs
+            epochs = since.read.epoch + since.read.of_epoch / self.rows_of_epoch
+            self.reached = since.step, epochs / self.args.num_train_epochs
 
-    def _rest_of_pass(self) -> Sampler:
-        """The order of the rows that are left of the pass in which the training begins."""
+    def _rest_of_epoch(self) -> Sampler:
+        """The order of the rows that are left of the epoch in which the training begins."""
         read = self.begun_at
-        end = end_of_pass(read.of_epoch, global_batch_size(self.args), self.rows_of_pass, self.has_whole_batches)
+        end = end_of_epoch(read.of_epoch, global_batch_size(self.args), self.rows_of_epoch, self.has_whole_batches)
         return RestSampler(self.order(batch=1), read.epoch, read.of_epoch, end)
 
-    def pass_by_rows(self, counted: dict) -> dict:
-        """The arguments of Trainer's `_run_epoch` for a pass of a run that goes on by rows: the first pass has the rows
+    def epoch_by_rows(self, counted: dict) -> dict:
+        """The arguments of Trainer's `_run_epoch` for an epoch of a run that goes on by rows: the first has the rows
         that are left, and no batch of it is skipped; the others are whole. counted: the arguments as Trainer counts
-        them, of passes that are all as long as the first."""
+        them, of epochs that are all as long as the first."""
         epoch = self.begun_at.epoch + counted["epoch"] - counted["epochs_trained"]
         place = dict(epoch=epoch, epochs_trained=self.begun_at.epoch, steps_trained_in_current_epoch=0)
         if epoch == self.begun_at.epoch:
@@ -267,7 +267,7 @@ class TrainingRows:
 
     def order(self, batch: int | None = None) -> RowSampler:
         """The sampler of training: an order of the rows that depends on the seed and the epoch alone. batch: rows of a
-        global batch, by which a pass may end; None: that of the flags."""
+        global batch, by which an epoch may end; None: that of the flags."""
         dataset = self.dataset
         batch = batch or global_batch_size(self.args)
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
@@ -298,7 +298,7 @@ def batch_loader(trainer: Any, rows: Dataset, batch: int, order: Any, collator: 
 
 # ---------------------------------------------------------------- samplers
 class RestSampler(RowSampler):
-    """The rows of one pass from row `first` of its order to row `end`. sampler: that of whole passes."""
+    """The rows of one epoch from row `first` of its order to row `end`. sampler: that of whole epochs."""
 
     def __init__(self, sampler: RowSampler, epoch: int, first: int, end: int):
         self.sampler, self.first, self.end = sampler, first, end

@@ -1,9 +1,9 @@
-"""How many rows a run has read, and where in a pass it is: counted in rows, since a resumed run may have other batches.
+"""How many rows a run has read, and where in an epoch it is: in rows, since a resumed run may have other batches.
 
     read = saved_rows(checkpoint, step=12, batch=16, rows=1_024, whole=True)
-    left = steps_to_come(read, passes=1.0, batch=16, rows=1_024, whole=True)
+    left = steps_to_come(read, epochs=1.0, batch=16, rows=1_024, whole=True)
 
-A pass over the rows of a pre-training has only whole global batches (`whole`); the last batch of a fine-tuning's pass
+An epoch of a pre-training has only whole global batches (`whole`); the last batch of a fine-tuning's epoch
 may be a short one.
 """
 
@@ -23,8 +23,8 @@ SEGMENTS = "sequences_from_step"  # in run.json: {step: rows of a global batch f
 
 @dataclass(frozen=True)
 class RowsRead:
-    """total: rows in all. epoch, of_epoch: whole passes, and rows of the pass that has begun. group: rows among which
-    `--train_sampling_strategy group_by_length` sorts by length, which must stay for the order to stay."""
+    """total: rows in all. epoch, of_epoch: epochs that have ended, and rows of the one that has begun. group: rows
+    among which `--train_sampling_strategy group_by_length` sorts by length, which must stay for the order to stay."""
 
     total: int = 0
     epoch: int = 0
@@ -32,15 +32,15 @@ class RowsRead:
     group: int = 0
 
     def after(self, steps: int, batch: int, rows: int, whole: bool) -> "RowsRead":
-        """After this many steps more, in passes over `rows` rows."""
+        """After this many steps more, in epochs of `rows` rows."""
         of_rest = steps_of_rest(self, batch, rows, whole)
         if not steps or steps < of_rest:
             return replace(self, total=self.total + steps * batch, of_epoch=self.of_epoch + steps * batch)
-        rows_of_rest = end_of_pass(self.of_epoch, batch, rows, whole) - self.of_epoch
-        rows_of_pass = end_of_pass(0, batch, rows, whole)
-        passes, steps = divmod(steps - of_rest, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
-        total = self.total + rows_of_rest + passes * rows_of_pass + steps * batch
-        return replace(self, total=total, epoch=self.epoch + 1 + passes, of_epoch=steps * batch)
+        rows_of_rest = end_of_epoch(self.of_epoch, batch, rows, whole) - self.of_epoch
+        rows_of_epoch = end_of_epoch(0, batch, rows, whole)
+        epochs, steps = divmod(steps - of_rest, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
+        total = self.total + rows_of_rest + epochs * rows_of_epoch + steps * batch
+        return replace(self, total=total, epoch=self.epoch + 1 + epochs, of_epoch=steps * batch)
 
     def record(self) -> dict[str, int]:
         """As a checkpoint keeps it."""
@@ -56,31 +56,31 @@ def rows_of_record(saved: Any, path: Path) -> RowsRead:
     return RowsRead(**saved)
 
 
-def end_of_pass(first: int, batch: int, rows: int, whole: bool) -> int:
-    """Rows after which a pass over `rows` rows ends that goes on behind the first `first` of them."""
+def end_of_epoch(first: int, batch: int, rows: int, whole: bool) -> int:
+    """Rows after which an epoch of `rows` rows ends that goes on behind the first `first` of them."""
     return first + (rows - first) // batch * batch if whole else rows
 
 
 def steps_of_rest(read: RowsRead, batch: int, rows: int, whole: bool) -> int:
-    """Steps until the pass that has begun ends."""
-    end = end_of_pass(read.of_epoch, batch, rows, whole)
+    """Steps until the epoch that has begun ends."""
+    end = end_of_epoch(read.of_epoch, batch, rows, whole)
     return math.ceil((end - read.of_epoch) / batch)
 
 
-def steps_to_come(read: RowsRead, passes: float, batch: int, rows: int, whole: bool) -> int:
-    """Steps until a run of this many passes ends."""
-    per_pass = steps_of_rest(RowsRead(), batch, rows, whole)
+def steps_to_come(read: RowsRead, epochs: float, batch: int, rows: int, whole: bool) -> int:
+    """Steps until a run of this many epochs ends."""
+    steps_per_epoch = steps_of_rest(RowsRead(), batch, rows, whole)
     if not read.of_epoch:
-        return max(0, math.ceil((passes - read.epoch) * per_pass))
-    if passes > read.epoch + 1:
-        return steps_of_rest(read, batch, rows, whole) + math.ceil((passes - read.epoch - 1) * per_pass)
-    end = (passes - read.epoch) * end_of_pass(0, batch, rows, whole)
+        return max(0, math.ceil((epochs - read.epoch) * steps_per_epoch))
+    if epochs > read.epoch + 1:
+        return steps_of_rest(read, batch, rows, whole) + math.ceil((epochs - read.epoch - 1) * steps_per_epoch)
+    end = (epochs - read.epoch) * end_of_epoch(0, batch, rows, whole)
     return min(steps_of_rest(read, batch, rows, whole), max(0, math.ceil((end - read.of_epoch) / batch)))
 
 
 def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: bool) -> RowsRead:
     """What the run of a checkpoint had read at its step. Versions of T5 Foundry that did not count had batches of one
-    size. batch: the size now, for a checkpoint without its run.json. rows: of a pass; None: a stream."""
+    size. batch: the size now, for a checkpoint without its run.json. rows: of an epoch; None: a stream."""
     paths = sorted(Path(checkpoint).glob("loss_state_*.json"))
     saved = read_json(paths[0]).get(SAVED_AS) if paths else None
     if saved:
@@ -91,9 +91,9 @@ def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: 
     before = read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step") or batch
     if rows is None:
         return RowsRead(step * before, 0, 0, before)
-    per_pass = max(1, steps_of_rest(RowsRead(), before, rows, whole))
-    epoch, steps = divmod(step, per_pass)
-    end = end_of_pass(0, before, rows, whole)
+    steps_per_epoch = max(1, steps_of_rest(RowsRead(), before, rows, whole))
+    epoch, steps = divmod(step, steps_per_epoch)
+    end = end_of_epoch(0, before, rows, whole)
     return RowsRead(epoch * end + steps * before, epoch, steps * before, before)
 
 
@@ -101,7 +101,7 @@ def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: 
 class SameBatch:
     """Since when a run's global batches have had `batch` rows: the step, and how far it had come.
 
-    A schedule over passes is counted from there, and so does not depend on the checkpoint from which the run goes on.
+    A schedule in epochs is counted from there, and so does not depend on the checkpoint from which the run goes on.
     """
 
     step: int

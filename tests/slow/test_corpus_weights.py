@@ -120,19 +120,19 @@ class WeightedChunksTest(TestCase):
         found = [value for epoch in range(8) for value in self.drawn(chunks, epoch)]
         for corpus, size in enumerate(self.SIZES, start=1):
             own = [value % 1_000 for value in found if value // 1_000 == corpus]
-            passes = [own[start : start + size] for start in range(0, len(own) - size + 1, size)]
-            self.assertNotEmpty(passes)
-            for one in passes:
+            epochs = [own[start : start + size] for start in range(0, len(own) - size + 1, size)]
+            self.assertNotEmpty(epochs)
+            for one in epochs:
                 self.assertEqual(sorted(one), list(range(size)))
 
-    def test_a_part_of_a_pass_is_spread_over_the_corpus(self):
+    def test_a_part_of_a_walk_is_spread_over_the_corpus(self):
         chunks = WeightedExamples([ChunkDataset(np.arange(9_000), 1), ChunkDataset(np.arange(1_000), 1)], (0.09, 0.91))
         own = chunks.__getitems__(range(int(chunks.draws[0])))["input_ids"][:, 0]
         self.assertLen(np.unique(own), 900)
         self.assertLess(np.diff(np.sort(own)).max(), 4 * 9_000 / 900)
 
-    def test_passes(self):
-        np.testing.assert_allclose(self.chunks().passes(2.0), [60 / 40, 36 / 7, 24 / 13])
+    def test_times_seen(self):
+        np.testing.assert_allclose(self.chunks().times_seen(2.0), [60 / 40, 36 / 7, 24 / 13])
 
     def test_a_number_decides_its_example(self):
         chunks = self.chunks()

@@ -299,7 +299,7 @@ class LauncherTest(parameterized.TestCase):
         self.assertLen(set(again), len(again))
         if script == "fine_tune_t5":
             self.assertEqual(set(again), set(rows))
-        else:  # a pass has whole batches
+        else:  # an epoch has whole batches
             self.assertGreater(len(again), len(rows) - 8 * (3 - began))
             self.assertLessEqual(len(again), len(rows) + 8 * began)
         state = json.loads((self.folder / name / "trainer_state.json").read_text())

@@ -109,7 +109,7 @@ class SamplerTest(parameterized.TestCase):
             self.assertLen(times, size)
             self.assertEqual(set(times.values()), {total // size, -(-total // size)})
 
-    def test_each_pass_over_a_task_has_another_order(self):
+    def test_each_epoch_of_a_task_has_another_order(self):
         """Two tasks of 40 rows, of which an epoch takes ten: in four epochs each row comes once, and the ten of an
         epoch are others in the next four, and for the other task."""
         sampler, tens = MixtureSampler([40, 40], [10, 10], 0), []
@@ -118,10 +118,10 @@ class SamplerTest(parameterized.TestCase):
             numbers = list(sampler)
             tens.append([{n % 40 for n in numbers if n // 40 == task} for task in (0, 1)])
         for task in (0, 1):
-            passes = [[epoch[task] for epoch in tens[first : first + 4]] for first in (0, 4, 8)]
-            for parts in passes:
+            own_epochs = [[epoch[task] for epoch in tens[first : first + 4]] for first in (0, 4, 8)]
+            for parts in own_epochs:
                 self.assertCountEqual(sum(map(list, parts), []), range(40))
-            for one, other in itertools.combinations(passes, 2):
+            for one, other in itertools.combinations(own_epochs, 2):
                 self.assertNotEqual(one, other)
         self.assertNotEqual(*([epoch[task] for epoch in tens[:4]] for task in (0, 1)))
 

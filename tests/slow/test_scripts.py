@@ -377,7 +377,7 @@ class FineTuneTest(ScriptTest):
 
 
 class OtherBatchTest(parameterized.TestCase):
-    """A run goes on with another number of sequences a step: every row of a pass is read once."""
+    """A run goes on with another number of sequences a step: every row of an epoch is read once."""
 
     def setUp(self):
         super().setUp()
@@ -429,11 +429,11 @@ class OtherBatchTest(parameterized.TestCase):
         again = rows[:16] + [row for batch in rest for row in batch]
         self.assertLen(set(again), len(again))
         left = len(rows) - 16
-        if script == "fine_tune":  # a short batch ends its pass
+        if script == "fine_tune":  # a short batch ends its epoch
             self.assertEqual(set(again), set(rows))
             self.assertLen(rest, math.ceil(left / size["per_device_train_batch_size"]))
             steps = 2 + math.ceil(left / step)
-        else:  # a pass has whole batches
+        else:  # an epoch has whole batches
             self.assertGreater(len(again), len(rows) - step)
             steps = 2 + (len(again) - 16) // step
             length = found["train_tokens"] / len(again)

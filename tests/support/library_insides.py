@@ -138,7 +138,7 @@ INSIDES = [
     (["foundry/trainer_t5", "foundry/training/saving"], ["_total_loss_scalar"], "of Trainer"),
     # the same; and the loss of a step with a non-finite gradient is taken back; until the same
     (["foundry/trainer_t5", "foundry/training/saving", "foundry/training/broken_steps"], ["_tr_loss"], "of Trainer"),
-    # a run that goes on within a pass, in batches of another size, has the random numbers of the checkpoint after its
+    # a run that goes on within an epoch, in batches of another size, has the random numbers of the checkpoint after its
     # loader drew one; until Trainer counts rows, not steps
     (["foundry/trainer_t5"], ["_load_rng_state"], "of Trainer"),
     # an evaluation that a stopped run had to leave out is made by the run that resumes; until Trainer offers the step's

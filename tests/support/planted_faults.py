@@ -178,7 +178,7 @@ foundry/modeling/loss.py, seen by unit/test_families.py slow/test_step.py featur
 
 # streams, the order of rows
 features/streams/lanes.py, seen by features/streams/test_streams.py
-  every_pass_in_the_same_order
+  every_stream_epoch_in_the_same_order
   - blocks, random = len(self.corpus), self.random(0, number)
   + blocks, random = len(self.corpus), self.random(0, 0)
   a_resumed_stream_reads_from_the_start
@@ -254,7 +254,7 @@ foundry/training/row_order.py, seen by slow/test_checkpoints.py
   another_batch_is_forgotten_at_the_second_resume
   - saved = saved_batch(checkpoint) if checkpoint else None
   + saved = None
-  dropout_is_drawn_anew_within_a_pass
+  dropout_is_drawn_anew_within_an_epoch
   - return self.goes_on_by_rows and self.begun_at.of_epoch > 0
   + return False
 foundry/training/checkpoints.py, seen by slow/test_checkpoints.py

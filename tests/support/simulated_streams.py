@@ -46,16 +46,16 @@ class CountedText:
 
 
 def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: float) -> dict:
-    """What all data workers of all ranks together read in a pass, and in which order the text comes.
+    """What all data workers of all ranks together read in an epoch, and in which order the text comes.
 
     - rows_read, characters_tokenised: how often a row is read and a character tokenised on average, in the second half
-      of the pass, when all buffers are full
+      of the epoch, when all buffers are full
     - first_repeat: examples given out before the first token comes again, as a share of the text
     - repeated, unseen: shares of the text that came twice or not at all, after as many examples as the text has
     """
     text = CountedText(folder, files, megabytes)
     steps = int(text.tokens.sum()) // (WINDOW * BATCH * ranks)
-    assert steps > 2, "only the steps after the middle of the pass are counted"
+    assert steps > 2, "only the steps after the middle of the epoch are counted"
     corpus = FileCorpus(text.files)
     units = packed(text.read, text.encode, WINDOW, lambda ids, _: (WINDOW, ids), None)
     streams = [

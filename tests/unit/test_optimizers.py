@@ -297,7 +297,7 @@ class ScheduleTest(parameterized.TestCase):
             self.assertAlmostEqual(one, other, delta=6e-7)
 
     @parameterized.parameters(0, 40, 0.1)
-    def test_a_run_of_passes_that_goes_on_with_twice_the_batch_decays_over_its_rows(self, warmup):
+    def test_a_run_of_epochs_that_goes_on_with_twice_the_batch_decays_over_its_rows(self, warmup):
         """100 of 200 steps, then 50 of twice as many rows: the rates of half as many steps from the beginning."""
         flags = dict(learning_rate=1.0, final_learning_rate_factor=0.2, lr_scheduler_type="linear")
         found = self.rates((100, 125, 150), 150, reached=(100, 0.5), warmup_steps=warmup, **flags)

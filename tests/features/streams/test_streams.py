@@ -120,8 +120,8 @@ class TestCase(parameterized.TestCase):
         self.assertLen(dict(found), len(found), "an example number came twice")
         return dict(found)
 
-    def one_pass(self, streams, workers=0, number=0) -> dict[int, int]:
-        """{number of the example: its text} of a pass over the text, by all ranks; of streams that do not shuffle."""
+    def one_epoch(self, streams, workers=0, number=0) -> dict[int, int]:
+        """{number of the example: its text} of an epoch, by all ranks; of streams that do not shuffle."""
         source, lanes = streams[0].sources[0], streams[0].lanes
         in_lane = [
             [
@@ -130,7 +130,7 @@ class TestCase(parameterized.TestCase):
             ]
             for p in range(number + 1)
         ]
-        before, sizes = (np.sum([[0] * lanes, *in_lane[:passes]], axis=0) for passes in (number, number + 1))
+        before, sizes = (np.sum([[0] * lanes, *in_lane[:epochs]], axis=0) for epochs in (number, number + 1))
         batches = -(-max(sizes) * lanes // (streams[0].batch_size * len(streams)))
         found = self.examples(streams, workers, batches)
         return {n: text for n, text in found.items() if before[n % lanes] <= n // lanes < sizes[n % lanes]}
@@ -160,7 +160,7 @@ def count_rows(stream: StreamDataset) -> list[int]:
 class OnceTest(TestCase):
     @parameterized.parameters((1, 3), (2, 1), (3, 2), (4, 0))
     def test_every_example_once_and_in_one_order(self, ranks, workers):
-        found = self.one_pass([self.stream(rank=r, ranks=ranks, buffer=1) for r in range(ranks)], workers)
+        found = self.one_epoch([self.stream(rank=r, ranks=ranks, buffer=1) for r in range(ranks)], workers)
         self.assertCountEqual(found.values(), range(EXAMPLES))
         alone = self.examples([self.stream()], batches=84)
         of_ranks = [self.stream(rank=r, ranks=ranks) for r in range(ranks)]
@@ -168,11 +168,11 @@ class OnceTest(TestCase):
 
     @parameterized.parameters(*WRITERS, "hub")
     def test_every_kind_of_source(self, kind):
-        found = self.one_pass([self.stream(kind, rank, ranks=2, buffer=1) for rank in range(2)], workers=1)
+        found = self.one_epoch([self.stream(kind, rank, ranks=2, buffer=1) for rank in range(2)], workers=1)
         self.assertCountEqual(found.values(), range(EXAMPLES))
 
-    def test_each_pass_has_every_example_once_in_another_order(self):
-        first, second = (self.one_pass([self.stream(buffer=1)], number=number) for number in (0, 1))
+    def test_each_epoch_has_every_example_once_in_another_order(self):
+        first, second = (self.one_epoch([self.stream(buffer=1)], number=number) for number in (0, 1))
         self.assertCountEqual(second.values(), range(EXAMPLES))
         self.assertGreater(min(second), EXAMPLES / 2)  # no lane is far ahead of the others
         self.assertNotEqual([*first.values()], [*second.values()])
@@ -277,14 +277,14 @@ class ResumeTest(TestCase):
         self.assertEqual(states[0], states[1])
         self.assertEqual(states[0], states[2])
 
-    def test_passes_are_counted(self):
+    def test_epochs_are_counted(self):
         stream = self.stream()
         loader = StreamLoader(stream, list, 0)
-        passes = [stream.passes_of(loader.state) for _ in itertools.islice(loader, 2 * EXAMPLES // 7)]
-        self.assertEqual(passes, sorted(passes))
-        self.assertLess(passes[0], 0.01)
-        self.assertBetween(passes[EXAMPLES // 7], 0.8, 1.05)
-        self.assertBetween(passes[-1], 1.8, 2.05)
+        epochs = [stream.epochs_of(loader.state) for _ in itertools.islice(loader, 2 * EXAMPLES // 7)]
+        self.assertEqual(epochs, sorted(epochs))
+        self.assertLess(epochs[0], 0.01)
+        self.assertBetween(epochs[EXAMPLES // 7], 0.8, 1.05)
+        self.assertBetween(epochs[-1], 1.8, 2.05)
 
     def test_another_stream_is_refused(self):
         checkpoint = save(self.folder / "checkpoint", self.stream().first_state())
@@ -398,7 +398,7 @@ class BlockTest(TestCase):
         for kind in (*WRITERS, "hub"):
             corpus = self.corpus(kind)
             held_out = corpus.hold_out(123, lambda row: bool(row["text"]))
-            found = self.one_pass([self.stream(corpus=corpus, buffer=1)])
+            found = self.one_epoch([self.stream(corpus=corpus, buffer=1)])
             self.assertCountEqual(
                 [*(int(r["text"].split()[0]) for r in held_out if r["text"]), *found.values()], range(EXAMPLES)
             )
@@ -505,7 +505,7 @@ class LanesTest(parameterized.TestCase):
 
     def test_usual_numbers_of_ranks_divide_the_lanes_of_every_size(self):
         for size in np.geomspace(1e6, 1e12, 100):
-            # A lane needs 32 KB in a pass: 64 ranks have lanes of their own from 6.3 MB on.
+            # A lane needs 32 KB in an epoch: 64 ranks have lanes of their own from 6.3 MB on.
             usual = [
                 ranks for ranks in streams.USUAL_RANKS if size >= max(8, 3 * ranks if ranks % 3 else ranks) * 2**15
             ]
