@@ -237,8 +237,8 @@ def first_text(plan: Plan) -> list[list[Sample]]:
     """The first text that the model reads, as it reads it, for the preview; [] if all inputs are empty."""
     for item in read_inputs(plan):
         for text in item.texts:
-            ids, whole = tokenise([text], plan)[0], tokenise([text], plan, UNCUT)[0]
-            return [[Sample("first input", ids, len(whole))]]
+            ids, uncut = tokenise([text], plan)[0], tokenise([text], plan, UNCUT)[0]
+            return [[Sample("first input", ids, len(uncut))]]
     return []
 
 

@@ -263,18 +263,18 @@ def run_part(args: Namespace) -> dict:
     return result
 
 
-def save(args: Namespace, result: dict, whole: bool = False) -> None:
-    """Writes what is measured so far to --output. whole: it is all, unless rows had no time."""
+def save(args: Namespace, result: dict, is_complete: bool = False) -> None:
+    """Writes what is measured so far to --output. is_complete: it is all, unless rows had no time."""
     if args.output:
         flags = {name: getattr(args, name) for name in FLAGS if name != "output"}
-        whole = whole and not any(TIME_IS_UP in row.get("error", "") for row in result.get("rows", ()))
+        is_complete = is_complete and not any(TIME_IS_UP in row.get("error", "") for row in result.get("rows", ()))
         flags |= {name: Path(flags[name]).name for name in CHECKOUTS if flags[name]}  # not their folders
         record = args.environment | {"arguments": flags, "seconds": time.monotonic() - args.start}
         instructions = torch.backends.cpu.get_cpu_capability()
         instructions = ", ".join(filter(None, (instructions, bf16_units())))
         here = {"threads": torch.get_num_threads(), "instructions": instructions, "load_average": os.getloadavg()[0]}
         here |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        write_json(args.output, record | {"whole": whole, "hardware": record["hardware"] | here} | result)
+        write_json(args.output, record | {"whole": is_complete, "hardware": record["hardware"] | here} | result)
 
 
 @exit_on_user_error()
@@ -289,7 +289,7 @@ def main(argv: list[str] | None = None) -> dict:
         # A peer that is compiled too often would go on uncompiled, in silence.
         with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
             result = run_part(part)
-        save(part, result, whole=True)
+        save(part, result, is_complete=True)
     record = {"command": args.command, "seconds": round(time.monotonic() - args.start, 1), **result}
     print(json.dumps(plain_json(record), allow_nan=False), flush=True)
     return record

@@ -169,8 +169,8 @@ def measure_tokenise(args: Namespace) -> dict:
 
     def group(batch: dict) -> dict:
         joined = list(itertools.chain.from_iterable(batch["input_ids"]))
-        whole = len(joined) // length * length
-        return {"input_ids": [joined[start : start + length] for start in range(0, whole, length)]}
+        used = len(joined) // length * length
+        return {"input_ids": [joined[start : start + length] for start in range(0, used, length)]}
 
     def peer(text: Path) -> None:
         import datasets

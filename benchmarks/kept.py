@@ -42,9 +42,9 @@ def kept_bytes(forward: Callable[[], torch.Tensor], weights: Iterable[torch.nn.P
         if address in own:
             continue
         size = tensor.untyped_storage().nbytes()
-        whole = tensor.new_empty(0).set_(tensor.untyped_storage())
-        alike = (weight for weight in by_size.get(whole.numel(), ()) if weight.dtype != whole.dtype)
-        if any(torch.equal(weight.flatten().to(whole.dtype), whole) for weight in alike):
+        storage = tensor.new_empty(0).set_(tensor.untyped_storage())
+        alike = (weight for weight in by_size.get(storage.numel(), ()) if weight.dtype != storage.dtype)
+        if any(torch.equal(weight.flatten().to(storage.dtype), storage) for weight in alike):
             weight_copies += size
         else:
             activations += size

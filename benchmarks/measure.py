@@ -238,10 +238,10 @@ def compared(rows: dict[str, dict], work: float | None = None, key: str = "seque
 def rows_as_table(rows: Iterable[dict], columns: dict[str, str] = COLUMNS) -> str:
     """Rows as text under a line of column names, without columns that no row has; rows with "error" come last."""
     rows = list(rows)
-    whole = [row for row in rows if "error" not in row]
-    shown = [key for key in columns if any(row.get(key) is not None for row in whole)]
-    lines = [[key.replace("_", " ") for key in shown]] if whole else []
-    for row in whole:
+    measured = [row for row in rows if "error" not in row]
+    shown = [key for key in columns if any(row.get(key) is not None for row in measured)]
+    lines = [[key.replace("_", " ") for key in shown]] if measured else []
+    for row in measured:
         lines.append(["" if row.get(key) is None else columns[key].format(row[key]) for key in shown])
     errors = [f"{row['name']}: {row['error']}" for row in rows if "error" in row]
     return "\n".join([*([aligned_cells(lines)] if lines else []), *errors])

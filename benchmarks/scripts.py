@@ -56,7 +56,7 @@ def flags_of_part(args: Namespace) -> dict:
     return {name: plain_json(value) for name, value in values.items() if value is not None}
 
 
-def is_whole(found: dict, environment: dict, flags: dict) -> bool:
+def is_complete(found: dict, environment: dict, flags: dict) -> bool:
     """Whether a result is complete, and was measured with this code, on this machine and with these flags."""
     there = found.get("arguments", {})
     same = [found.get(key) == environment[key] for key in ("git", "versions")]
@@ -72,7 +72,7 @@ def measured(args: Namespace, command: str, flags: dict, file: Path, minutes: fl
     If the file already holds a whole result, that is returned and a line says so. An unfinished result is renamed.
     """
     found = read_json(file)
-    if is_whole(found, args.environment, flags):
+    if is_complete(found, args.environment, flags):
         print(f"{file} is there, measured {found['started']}; delete it to measure it again", flush=True)
         args.peak_tflops = args.peak_tflops or found.get("matrix_product_tflops")
         return found

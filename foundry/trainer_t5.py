@@ -80,10 +80,10 @@ def set_up_step(
     model: PreTrainedModel,
     args: T5TrainingArguments,
     terms: Sequence[LossTerm] = (),
-    whole: Callable | None = None,
+    loss_override: Callable | None = None,
 ) -> None:
     """Applies the options of the training step to the model: loss, compilation, residual stream, and what its layers
-    keep for the backward pass. terms: are mixed into the loss of tokens, which `whole` replaces."""
+    keep for the backward pass. terms: are mixed into the loss of tokens, which `loss_override` replaces."""
     sum_bias_by_diagonals(model)
     if args.recompute and not args.torch_compile and family_of(model.config).can_recompute:
         recompute_cheap(model)
@@ -91,7 +91,7 @@ def set_up_step(
         use_bf16_residual(model)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
-    compute_loss_in_forward(model, *loss_options, options, terms, whole)
+    compute_loss_in_forward(model, *loss_options, options, terms, loss_override)
 
 
 class FlowCallback(DefaultFlowCallback):
@@ -167,8 +167,8 @@ class T5Trainer(Seq2SeqTrainer):
         if getattr(args, "hf_deepspeed_config", None) is not None:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
-        terms, whole = losses_of(args.features, model, args)
-        set_up_step(model, args, terms, whole)
+        terms, loss_override = losses_of(args.features, model, args)
+        set_up_step(model, args, terms, loss_override)
         super().__init__(model=model, args=args, compute_metrics=compute_metrics or _loss_and_accuracy, **kwargs)
         self.label_smoother = None  # our loss smooths labels itself
         if self.is_fsdp_enabled:

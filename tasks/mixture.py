@@ -59,7 +59,7 @@ from tasks.trained_rows import TrainedRows
 if TYPE_CHECKING:
     from datasets import Dataset
 
-WHOLE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
+FITTING_SHARE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
 
 
 def _unknown_direction(metric: str) -> str:
@@ -177,7 +177,7 @@ class Tasks:
         return self.answers is None
 
     def fit_targets(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """--max_target_length auto: the smallest number of tokens that leaves WHOLE of each task's training targets
+        """--max_target_length auto: the smallest number of tokens that leaves FITTING_SHARE of each task's training targets
         uncut, in the flags and in the entries. UserError where the targets are labels, whose length is known, or the
         tokenizer is still to be trained."""
         flag = f"--max_target_length {AUTO}:"
@@ -189,7 +189,7 @@ class Tasks:
         longest, told = [], []
         for task in tasks:
             lengths = np.array(examples.target_lengths(task.name, task.entry, tokenizer, task.training_rows()))
-            longest.append(max(2, int(np.quantile(lengths, WHOLE, method="inverted_cdf"))))
+            longest.append(max(2, int(np.quantile(lengths, FITTING_SHARE, method="inverted_cdf"))))
             told.append(
                 f"{task.name} {longest[-1]:,}: the longest of {len(lengths):,} that were read has {lengths.max():,}"
             )
@@ -198,7 +198,9 @@ class Tasks:
         for task in self:
             task.args.max_target_length = most
             task.entry = dataclasses.replace(task.entry, max_target_length=most)
-        self.fitted = f"{most:,} tokens, in which {100 * WHOLE:g} % of the training targets fit ({'; '.join(told)})"
+        self.fitted = (
+            f"{most:,} tokens, in which {100 * FITTING_SHARE:g} % of the training targets fit ({'; '.join(told)})"
+        )
 
     @staticmethod
     def job(has_checkpoint: bool) -> str:

@@ -107,11 +107,11 @@ def shown_rows(task: "LoadedTask", split: str, counts: dict[str, TokenCounts]) -
 
 
 def _shown(
-    shown: dict[str, dict[str, tuple[Shown, Shown]]], corrupted: Any, whole: bool, tasks: Iterable[str] | None = None
+    shown: dict[str, dict[str, tuple[Shown, Shown]]], corrupted: Any, detailed: bool, tasks: Iterable[str] | None = None
 ) -> Shown:
     """The first training row of each task, the oddest one of a single task, and a row of corrupted text; then the first
-    row of each evaluated split. whole: more rows of each. tasks: some of their names, None: all."""
-    count, rows, evaluated = None if whole else 1, [], []
+    row of each evaluated split. detailed: more rows of each. tasks: some of their names, None: all."""
+    count, rows, evaluated = None if detailed else 1, [], []
     tasks = list(shown if tasks is None else tasks)
     for task in tasks:
         for split, (some, oddest) in shown[task].items():
@@ -201,8 +201,8 @@ def cut_rows(task: "LoadedTask", split: str, column: str, most: int) -> tuple[fl
     numbers = np.flatnonzero(lengths >= most)
     tried = [task.rows[split][number] for number in numbers[:: max(1, math.ceil(len(numbers) / MEASURED))]]
     longer = []
-    for row, whole in zip(tried, task.uncut(tried), strict=True):
-        if examples.text_length(whole[column]) > most:
+    for row, uncut in zip(tried, task.uncut(tried), strict=True):
+        if examples.text_length(uncut[column]) > most:
             longer.append(row)
     return len(longer) / max(1, len(tried)) * len(numbers) / len(lengths), longer
 

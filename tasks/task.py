@@ -201,8 +201,8 @@ class LoadedTask(Task):
                     parts.append(Sample(f"{name} {side}", row[column], len(uncut[column])))
             for side, column in further.items():
                 if column.kind == "answers":
-                    for ids, whole in zip(row[side], uncut[side], strict=True):
-                        parts.append(Sample(f"{name} {column.shown}", ids, len(whole)))
+                    for ids, all_ids in zip(row[side], uncut[side], strict=True):
+                        parts.append(Sample(f"{name} {column.shown}", ids, len(all_ids)))
             shown.append(parts)
         return shown
 

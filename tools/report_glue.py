@@ -153,8 +153,8 @@ def table(report: dict) -> str:
         note = f" ({seeds} of {most} seeds)" if seeds < most else ""
         lines.append(f"| {title(name)} | {f'{rows:,}' if rows else ''} | {metrics} | {shown(task['score'])}{note} |")
     for label, numbers in report["averages"].items():
-        whole = len(TASKS) - (label == "without WNLI")
-        which = f"all {whole}" if len(numbers["tasks"]) == whole else f"{len(numbers['tasks'])} of {whole}"
+        of_all = len(TASKS) - (label == "without WNLI")
+        which = f"all {of_all}" if len(numbers["tasks"]) == of_all else f"{len(numbers['tasks'])} of {of_all}"
         lines.append(f"| **average** of {which} tasks {label} | | | **{shown(numbers)}** |")
     return "\n".join(lines) + "\n"
 

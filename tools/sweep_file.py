@@ -158,8 +158,8 @@ def _parameters(path: str, file: dict, program: str) -> dict[str, dict]:
 
 def _kind(where: str, entry: dict) -> str:
     """The distribution of an entry, which follows from its keys where it is not named."""
-    whole = all(isinstance(entry.get(key), int) for key in ("min", "max"))
-    guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if whole else "uniform"}
+    has_integers = all(isinstance(entry.get(key), int) for key in ("min", "max"))
+    guesses = {"value": "constant", "values": "categorical", "min": "int_uniform" if has_integers else "uniform"}
     kind = entry.get("distribution") or next((guess for key, guess in guesses.items() if key in entry), None)
     _check_choice(f"{where}, distribution", kind, tuple(KINDS))
     return str(kind)

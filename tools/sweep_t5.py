@@ -228,9 +228,9 @@ def end_last_line(path: str, lock: Any) -> None:
     try:
         with Path(path).open("rb+") as file:
             text = file.read()
-            whole = text.rfind(b"\n") + 1
-            if whole < len(text):
-                file.truncate(whole)
+            end = text.rfind(b"\n") + 1
+            if end < len(text):
+                file.truncate(end)
                 say(f"{path}: its last line was cut and is left out; a trial that it was of is run again")
     finally:
         lock.release()

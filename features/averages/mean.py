@@ -33,11 +33,11 @@ def named_checkpoints(names: list[str]) -> list[Path]:
 
 def last_checkpoints(run: Path, count: int) -> list[Path]:
     """The last `count` whole checkpoints of a run's folder. UserError if there are fewer."""
-    whole = [folder for folder in checkpoints_of(run) if damage(folder) is None]
-    if len(whole) < count:
-        names = ", ".join(folder.name for folder in whole) or "none"
-        raise UserError(f"--average_last {count}: {run} has {len(whole)} whole checkpoints ({names})")
-    return whole[-count:]
+    complete = [folder for folder in checkpoints_of(run) if damage(folder) is None]
+    if len(complete) < count:
+        names = ", ".join(folder.name for folder in complete) or "none"
+        raise UserError(f"--average_last {count}: {run} has {len(complete)} whole checkpoints ({names})")
+    return complete[-count:]
 
 
 def check_same_tensors(folders: list[Path]) -> None:

@@ -102,8 +102,8 @@ class EmbeddingReader(EncoderReader):
             raise UserError(f"--input_file {self.args.input_file}: has no text")
 
     def read(self, one: str) -> Read:
-        (whole,) = source_ids(self.tokenizer, [one])
-        return cut_source(self.tokenizer, whole, self.most), len(whole), None
+        (uncut,) = source_ids(self.tokenizer, [one])
+        return cut_source(self.tokenizer, uncut, self.most), len(uncut), None
 
     def model(self) -> Embed:
         """The function that embeds a batch. UserError for a model whose embeddings are no numbers."""

@@ -130,8 +130,8 @@ class EncoderReader(AnswerJob):
 
     def first(self) -> list[list[Sample]]:
         for _, one in self.inputs():
-            ids, whole, _ = self.read(one)
-            return [[Sample("first input", ids, whole)]]
+            ids, uncut_length, _ = self.read(one)
+            return [[Sample("first input", ids, uncut_length)]]
         return []
 
     def answer(self, items: list, progress: tqdm, begin: int) -> list:  # noqa: ARG002
@@ -145,7 +145,7 @@ class EncoderReader(AnswerJob):
             progress.update(len(numbers))
         parts = gather_object([found]) if state.num_processes > 1 else [found]
         together = functools.reduce(dict.__or__, parts)
-        self.cut += sum(whole > self.most for _, whole, _ in inputs)
+        self.cut += sum(uncut_length > self.most for _, uncut_length, _ in inputs)
         return [self.record(row, one, together[number]) for number, (row, one) in enumerate(items)]
 
     def counted(self) -> dict[str, str]:

@@ -135,9 +135,9 @@ class HeadReader(EncoderReader):
                 yield row, joined_words(value, f"{place}: the column {name}")
 
     def read(self, one: Tagged | str) -> Read:
-        whole, places = self.encode(one.text if isinstance(one, Tagged) else one)
-        ids, places = cut_ids(whole, places, self.most)
-        return ids, len(whole), (first_tokens(places, one.words) if isinstance(one, Tagged) else None, one)
+        uncut, places = self.encode(one.text if isinstance(one, Tagged) else one)
+        ids, places = cut_ids(uncut, places, self.most)
+        return ids, len(uncut), (first_tokens(places, one.words) if isinstance(one, Tagged) else None, one)
 
     def model(self) -> Any:
         return load_saved(self.folder, self.device)

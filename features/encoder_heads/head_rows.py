@@ -58,14 +58,14 @@ class LoadedHead(LoadedTask):
         made: dict[str, list] = {"input_ids": [], "wanted": []}
         self.places[split], self.sizes[split] = [], []
         for number, row in enumerate(rows, start=1):
-            whole = self.encode(self.text_of(row))
-            ids, offsets = cut_ids(*whole, most)
+            uncut, places = self.encode(self.text_of(row))
+            ids, offsets = cut_ids(uncut, places, most)
             wanted = self.kind.targets(row, f"{split}, row {number:,}")
             if isinstance(self.kind, Tokens):
                 places = first_tokens(offsets, row["tagged"].words)
                 self.places[split].append(places)
                 wanted = labels_at(places, wanted, len(ids))
-            self.sizes[split].append(len(whole[0]))
+            self.sizes[split].append(len(uncut))
             made["input_ids"].append(ids)
             made["wanted"].append(wanted)
         if isinstance(self.kind, Tokens | Labels):
@@ -182,8 +182,8 @@ def labels_at(places: list[int | None], targets: list[float], length: int) -> li
 class TaggedSample(Sample):
     """Tokens with the tag of each word behind it: "Ana/B-PER sings/O"."""
 
-    def __init__(self, name: str, ids: list[int], labels: list[int], whole: int, tags: list[str]):
-        super().__init__(name, ids, whole if whole > len(ids) else None)
+    def __init__(self, name: str, ids: list[int], labels: list[int], uncut_length: int, tags: list[str]):
+        super().__init__(name, ids, uncut_length if uncut_length > len(ids) else None)
         self.labels, self.tags = labels, tags
 
     def text(self, tokenizer: PreTrainedTokenizerBase, count: int) -> str:
@@ -197,7 +197,7 @@ class TaggedSample(Sample):
             ids = [token for token in self.ids[begin:end] if token not in tokenizer.all_special_ids]
             word = decoded(Sample(self.name, ids), count=len(ids)).strip()
             words.append(f"{word}/{self.tags[self.labels[begin]]}")
-        cut = f" [cut at {len(self.ids):,} of {self.whole:,} tokens]" if self.whole else ""
+        cut = f" [cut at {len(self.ids):,} of {self.uncut_length:,} tokens]" if self.uncut_length else ""
         return " ".join(words) + cut
 
 
@@ -212,10 +212,10 @@ class LabelSample(Sample):
         return self.answer
 
 
-def samples_of(split: str, ids: list[int], labels: list, whole: int, kind: Kind) -> list[Sample]:
+def samples_of(split: str, ids: list[int], labels: list, uncut_length: int, kind: Kind) -> list[Sample]:
     """The parts of a row for the preview, from its ids and labels."""
     if isinstance(kind, Tokens):
-        return [TaggedSample(f"{split} tags", ids, labels, whole, kind.labels)]
+        return [TaggedSample(f"{split} tags", ids, labels, uncut_length, kind.labels)]
     if isinstance(kind, Number):
         answer = kind.text(np.array(labels))
     elif isinstance(kind, Labels):
@@ -223,6 +223,6 @@ def samples_of(split: str, ids: list[int], labels: list, whole: int, kind: Kind)
     else:
         answer = kind.labels[labels[0]]
     return [
-        Sample(f"{split} source", ids, whole if whole > len(ids) else None),
+        Sample(f"{split} source", ids, uncut_length if uncut_length > len(ids) else None),
         LabelSample(f"{split} {kind.name}", answer),
     ]

@@ -108,8 +108,8 @@ def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.n
 
 def refuse_gguf(config: PreTrainedConfig, kind: str) -> None:
     """UserError that names what llama.cpp lacks for such a model."""
-    whole = kind != "gguf_encoder"
-    refuse_part(config, kind, encoder="gguf_encoder" if whole else None, head="huggingface or onnx_encoder")
+    has_decoder = kind != "gguf_encoder"
+    refuse_part(config, kind, encoder="gguf_encoder" if has_decoder else None, head="huggingface or onnx_encoder")
     lacks = {f"the family {config.model_type}": config.model_type not in FAMILIES}
     if config.model_type in FAMILIES:
         distance, activation = config.relative_attention_max_distance, config.feed_forward_proj

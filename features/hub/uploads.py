@@ -62,8 +62,8 @@ class RunUploads:
         message = f"Training in progress, step {step:,}"
         upload_to = partial(start_upload, name=self.repository, token=self.args.hub_token)
         self._running.append(upload_to(published(checkpoint), message=message))
-        whole = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}
-        if into := whole.get(strategy):
+        folders = {"checkpoint": "last-checkpoint", "all_checkpoints": checkpoint.name}
+        if into := folders.get(strategy):
             files, message = resumable(checkpoint), f"{message}, {into}"
             self._running.append(upload_to(files, message=message, into=into, after=self._running[-1]))
 
@@ -101,8 +101,8 @@ def repository_of(args: Any) -> str:
 
 def described_run(args: Any, texts: bool) -> str:
     """What `--push_to_hub` of a training will publish, and where."""
-    whole = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
-    return described_upload(repository_of(args), texts) + whole.get(args.hub_strategy.value, "")
+    also = {"checkpoint": "; the newest checkpoint too", "all_checkpoints": "; all checkpoints too"}
+    return described_upload(repository_of(args), texts) + also.get(args.hub_strategy.value, "")
 
 
 def described_upload(name: str, texts: bool = False) -> str:

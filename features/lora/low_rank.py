@@ -43,10 +43,10 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    whole = list(trained_whole(model))
+    unfactored = list(trained_whole(model))
     model.base_checksum = None if model.device.type == "meta" else checksum(model)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    left_out = {output_head(model), *map(model.get_submodule, whole)}
+    left_out = {output_head(model), *map(model.get_submodule, unfactored)}
     trained = {n for n, module in linears.items() if module not in left_out and module.weight.requires_grad}
     layers = sorted({name.rpartition(".")[2] for name in trained})
     # Layers of T5Gemma 2's image encoder, which is not trained, have the names of layers that read text.
@@ -54,14 +54,14 @@ def add_low_rank(model: PreTrainedModel, rank: int, base: str) -> None:
     for layer in linears.values():
         layer.compute_dtype = torch.float32  # peft gives A and B this type
     base = str(Path(base).absolute()) if Path(base).is_dir() else base
-    task = "TOKEN_CLS" if whole else "FEATURE_EXTRACTION"
+    task = "TOKEN_CLS" if unfactored else "FEATURE_EXTRACTION"
     if model.can_generate():
         task = "SEQ_2_SEQ_LM"
     options = dict(base_model_name_or_path=base, task_type=task, exclude_modules=others or None)
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=layers, **options)
     inject_adapter_in_model(config, model)
-    config.modules_to_save = whole or None  # after it, since peft would train copies of them
-    for name in whole:
+    config.modules_to_save = unfactored or None  # after it, since peft would train copies of them
+    for name in unfactored:
         model.get_submodule(name).requires_grad_(True)
     model.save_pretrained, model.read_saved = partial(_save, model), low_rank_state
 
@@ -191,11 +191,11 @@ def with_matrices(model: PreTrainedModel, folder: str | Path, merge: bool = True
                 raise UserError(f"{name.removeprefix('base_model.model.')} shares its weights with another layer")
         if not merge:
             return tuned.get_base_model()
-        whole = tuned.merge_and_unload()
+        merged = tuned.merge_and_unload()
     for parameter in trained:  # peft has frozen them
         parameter.requires_grad_(True)
-    whole.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding, but T5Gemma's head is the decoder's
-    return whole
+    merged.config.tie_word_embeddings = is_tied  # peft asks the encoder's embedding; T5Gemma's head is the decoder's
+    return merged
 
 
 def _bound(config: Any, state: dict[str, torch.Tensor]) -> None:

@@ -212,7 +212,7 @@ class RequestGuard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        service, began, status, is_whole = self.service, time.perf_counter(), 500, False
+        service, began, status, is_complete = self.service, time.perf_counter(), 500, False
         body: list[bytes] = []
 
         async def receiving() -> dict:
@@ -220,16 +220,16 @@ class RequestGuard:
             if body:
                 return {"type": "http.request", "body": body.pop(), "more_body": False}
             message = await receive()
-            if message["type"] == "http.disconnect" and not is_whole:
+            if message["type"] == "http.disconnect" and not is_complete:
                 status = GONE
             return message
 
         async def sending(message: dict) -> None:
-            nonlocal status, is_whole
+            nonlocal status, is_complete
             if status == GONE:
                 return
             status = message.get("status", status)
-            is_whole = message["type"] == "http.response.body" and not message.get("more_body")
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body")
             try:
                 async with asyncio.timeout(SECONDS):
                     await send(message)
@@ -256,19 +256,19 @@ class RequestGuard:
     async def received_body(self, receive: Callable) -> bytes | Response:
         """The body of a request, or what is answered to one that is too long, or does not come. A request that has come
         in part when the process is told to end was not taken."""
-        body, is_whole, deadlines = bytearray(), False, self.service.deadlines
+        body, is_complete, deadlines = bytearray(), False, self.service.deadlines
         deadline = asyncio.timeout(SECONDS)
         try:
             async with deadline:
                 deadlines.add(deadline)
-                while not is_whole:
+                while not is_complete:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         return error(GONE, "the client went away")
                     body += message.get("body", b"")
                     if len(body) > MOST_BYTES:
                         return error(413, TOO_LONG)
-                    is_whole = not message.get("more_body")
+                    is_complete = not message.get("more_body")
         except TimeoutError:
             if self.service.ends:
                 return error(503, ENDS)

@@ -309,9 +309,9 @@ class CompletionReader:
     def choice(self, index: int, prompt: Prompt, found: Choice, stops: list[str]) -> dict:
         """A choice of the response."""
         texts = [self.names.get(text.strip(), text.rstrip()) for text in decoded(self.tokenizer, found.tokens)]
-        whole = prompt.item.answer(texts)
-        text = before_any(stops, whole)
-        is_cut = text == whole and any(self.ends.isdisjoint(tokens[-1:]) for tokens in found.tokens)
+        answer = prompt.item.answer(texts)
+        text = before_any(stops, answer)
+        is_cut = text == answer and any(self.ends.isdisjoint(tokens[-1:]) for tokens in found.tokens)
         choice = {"index": index, "text": text, "logprobs": None, "finish_reason": "length" if is_cut else "stop"}
         if found.log_probs is not None:
             choice["logprobs"] = self._log_probs(found.tokens[0], found.log_probs)

@@ -45,10 +45,10 @@ class Embeddings(Classify):
 
 @dataclass(eq=False, kw_only=True)
 class EncodedText(WaitingText):
-    """An input of an encoder. whole: how many tokens it had before it was cut. known: what `Encoder.answer` must know.
-    found: its answer."""
+    """An input of an encoder. uncut_length: how many tokens it had before it was cut. known: what `Encoder.answer` must
+    know. found: its answer."""
 
-    whole: int = 0
+    uncut_length: int = 0
     known: Any = None
     found: dict = field(default_factory=dict)
 
@@ -57,7 +57,7 @@ class EncoderBatches(TextBatches):
     """The queue of an encoder's inputs."""
 
     def _answer(self, batch: list[Any], is_alone: bool) -> None:  # noqa: ARG002
-        answers = self.engine.answer([(text.ids, text.whole, text.known) for text in batch])
+        answers = self.engine.answer([(text.ids, text.uncut_length, text.known) for text in batch])
         for text, found in zip(batch, answers, strict=True):
             text.found = found
             self._end(text)
@@ -122,12 +122,12 @@ class EncoderService(Service):
         if most and (fewest := self.encoder.fewest(values)) > most:
             raise bad(f"{where}: has at least {fewest:,} tokens, and the model reads at most {most:,}")
         try:
-            source, whole, known = self.encoder.read(values)
+            source, uncut_length, known = self.encoder.read(values)
         except UserError as error:
             raise bad(f"{where}: {error}") from None
-        if most and whole > most:
-            raise bad(f"{where}: has {whole:,} tokens, and the model reads at most {most:,}")
-        return EncodedText(source, 0, told=told, whole=whole, known=known)
+        if most and uncut_length > most:
+            raise bad(f"{where}: has {uncut_length:,} tokens, and the model reads at most {most:,}")
+        return EncodedText(source, 0, told=told, uncut_length=uncut_length, known=known)
 
     def text(self, given: Any, body: Embeddings, where: str) -> str:
         """What is read of a text to embed: as sentence-transformers' encode_query, encode_document or encode does."""
@@ -149,7 +149,7 @@ class EncoderService(Service):
         self, rows: list[EncodedText], made: Callable[[EncodedText], dict], head: dict | None = None
     ) -> Response:
         """The answers in the order of the inputs, with what was cut and counted."""
-        cuts = ({"cut_from": row.whole} if row.whole > len(row.ids) else {} for row in rows)
+        cuts = ({"cut_from": row.uncut_length} if row.uncut_length > len(row.ids) else {} for row in rows)
         data = [{"index": number} | made(row) | cut for number, (row, cut) in enumerate(zip(rows, cuts, strict=True))]
         read = sum(len(row.ids) for row in rows)
         self.counters.tokens.update(read=read)

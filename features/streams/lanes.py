@@ -125,9 +125,9 @@ def number_of_lanes(corpora: Sequence[Corpus]) -> int:
     with which the fewest of USUAL_RANKS read the same row."""
     most = OPEN_LANES if any(corpus.keeps_files_open for corpus in corpora) else LANES
     most = min(most, ALL_LANES // len(corpora))
-    whole = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
-    if whole:
-        blocks = min(whole)
+    undivided = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
+    if undivided:
+        blocks = min(undivided)
         numbers = [n for n in range(1, min(most, blocks) + 1) if LANES**6 % n == 0]  # 2^a * 3^b
         numbers = [n for n in numbers if blocks / n > 0.9 * -(-blocks // n)]
     else:

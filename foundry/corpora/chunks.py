@@ -163,8 +163,8 @@ class WeightedExamples(Examples):
             own_epochs, places = np.divmod(drawn, size)
             places = places * self.strides[corpus] % size
             for name, values in self.corpora[corpus].__getitems__(own_epochs * size + places).items():
-                whole = batch.setdefault(name, np.empty((len(numbers), *values.shape[1:]), values.dtype))
-                whole[chosen] = values
+                column = batch.setdefault(name, np.empty((len(numbers), *values.shape[1:]), values.dtype))
+                column[chosen] = values
         return batch | {"key": example_keys(self.seed, numbers)}
 
 

@@ -124,8 +124,8 @@ def _each_once(files: FoundFiles) -> FoundFiles:
     """The files without those that are named a second time, and without a.txt.gz beside a.txt."""
 
     def name(file: Path) -> Path:
-        whole = file.parent.resolve() / file.name
-        return whole.with_suffix("") if file.suffix.lower() in COMPRESSIONS else whole
+        path = file.parent.resolve() / file.name
+        return path.with_suffix("") if file.suffix.lower() in COMPRESSIONS else path
 
     read = {}
     for file in files:
@@ -181,8 +181,8 @@ def split_weights(flag: str, texts: list[str]) -> tuple[list[str], list[float] |
     paths, weights = [], []
     for text in texts:
         path, _, weight = text.rpartition(":")
-        whole, number = home_path(text), None
-        if path and not whole.exists() and not any(_matches(whole)):
+        unweighted, number = home_path(text), None
+        if path and not unweighted.exists() and not any(_matches(unweighted)):
             with contextlib.suppress(ValueError):
                 number = float(weight)
         if number is not None and not 0 < number < float("inf"):

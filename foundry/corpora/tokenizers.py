@@ -362,7 +362,7 @@ def described_tokenizer(tokenizer: PreTrainedTokenizerBase, origin: str, joins_d
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds the files of a tokenizer, or names ByT5's, which needs none."""
-    return folder.is_dir() and _is_whole(_tokenizer_files(str(folder)))
+    return folder.is_dir() and _is_complete(_tokenizer_files(str(folder)))
 
 
 def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
@@ -387,7 +387,7 @@ def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
     return files
 
 
-def _is_whole(files: dict[str, Path]) -> bool:
+def _is_complete(files: dict[str, Path]) -> bool:
     return not files.keys().isdisjoint((RULES, *MODELS, *OTHER_VOCABULARIES)) or _class_name(files) == "ByT5Tokenizer"
 
 
@@ -467,7 +467,7 @@ def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple)
     sentinels = _read(files, "tokenizer_config.json").get("extra_ids") or 0
     if not (isinstance(sentinels, int) and 0 <= sentinels <= MOST_SENTINELS):
         raise UserError(f"{shown}: extra_ids {sentinels} of tokenizer_config.json: must be 0 to {MOST_SENTINELS:,}")
-    if not _is_whole(files):
+    if not _is_complete(files):
         if base := _read(files, "adapter_config.json").get("base_model_name_or_path"):
             if Path(base).resolve() in asked:
                 raise UserError(f"{shown}: its adapter_config.json names {base}, its own base")

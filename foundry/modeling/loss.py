@@ -248,7 +248,7 @@ def compute_loss_in_forward(
     chunk: int = 0,
     compile_options: dict | None = None,
     terms: Sequence[LossTerm] = (),
-    whole: Callable | None = None,
+    loss_override: Callable | None = None,
 ) -> None:
     """Makes model(labels=[B, T], num_items_in_batch=..., **inputs) return a LossOutput.
 
@@ -256,7 +256,7 @@ def compute_loss_in_forward(
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. One shape more
     than torch's `recompile_limit` is an error. terms: are mixed in, for a chunk of target tokens at a time.
-    whole: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, which replaces the loss of tokens.
+    loss_override: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, instead of the tokens' loss.
     A second call replaces the options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
@@ -268,8 +268,8 @@ def compute_loss_in_forward(
     terms = [term._replace(before=None) for term in terms]  # what is compiled need not look at them
 
     def compute(model, labels: torch.Tensor, num_items: torch.Tensor | None, inputs: dict) -> LossOutput:
-        if whole is not None:
-            return whole(model, labels, num_items, inputs, chunk)
+        if loss_override is not None:
+            return loss_override(model, labels, num_items, inputs, chunk)
         if "decoder_input_ids" not in inputs:
             inputs = inputs | {"decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels)}
         # Otherwise transformers copies all keys and values into a cache that training never reads.
@@ -320,7 +320,7 @@ def discard_damaged_kernels() -> None:
     is compiling right now stays; torch holds a lock for it.
     """
     for path in Path(cache_dir()).glob("*/*.*o"):  # .so and .o
-        if path.suffix in (".so", ".o") and not _is_whole_elf(path):
+        if path.suffix in (".so", ".o") and not _is_complete_elf(path):
             try:
                 with FileLock(Path(get_lock_dir(), path.name.partition(".")[0] + ".lock"), timeout=0):
                     path.unlink(missing_ok=True)
@@ -329,7 +329,7 @@ def discard_damaged_kernels() -> None:
                 continue
 
 
-def _is_whole_elf(path: Path) -> bool:
+def _is_complete_elf(path: Path) -> bool:
     """Whether a file of compiled code is as long as its header says."""
     with path.open("rb") as file:
         head, size = file.read(64), path.stat().st_size

@@ -89,9 +89,9 @@ def _lists_of(files: Any) -> list[list[Path]]:
 def groups_of_files(files: Sequence[Path], counts: list[FileCounts]) -> dict[str, list[int]]:
     """{name: [files, tokens]} of files whose names begin alike up to a digit: "train-*" for train-00000.parquet. Many
     such names become "validation", "test" and "others", or none."""
-    whole = [file.absolute() for file in files]
-    common = Path(os.path.commonpath([file.parent for file in whole])) if files else Path()
-    names = [file.relative_to(common).as_posix() for file in whole]
+    paths = [file.absolute() for file in files]
+    common = Path(os.path.commonpath([file.parent for file in paths])) if files else Path()
+    names = [file.relative_to(common).as_posix() for file in paths]
     begins = [re.sub(r"\d.*", "*", name) for name in names]
     if len({*begins}) > MOST_GROUPS:
         begins = [[*evaluated_words(name), "others"][0] for name in names]

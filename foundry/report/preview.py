@@ -38,13 +38,13 @@ KEPT_TOKENS = 256  # of a part that run.json keeps
 
 @dataclass
 class Sample:
-    """A part of a row or a document. ids [T]: what the model gets. whole: tokens before they were cut to T; None: not
+    """A part of a row or a document. ids [T]: what the model gets. uncut_length: tokens before a cut to T; None: not
     cut. sentinels: their ids in order; ByT5's are bytes, which its decoding drops. goes_on: what follows and is not
     among the ids, such as "+900 characters"."""
 
     name: str
     ids: Sequence[int]
-    whole: int | None = None
+    uncut_length: int | None = None
     sentinels: Sequence[int] = ()
     goes_on: str | None = None
 
@@ -61,8 +61,8 @@ class Sample:
             if end:
                 text += " " + visible(self._decoded(tokenizer, self.ids[size - end :]).lstrip(_CUT))
         notes = [self.goes_on] if self.goes_on else []
-        if self.whole and self.whole > size:
-            notes.insert(0, f"cut at {size:,} of {self.whole:,} tokens")
+        if self.uncut_length and self.uncut_length > size:
+            notes.insert(0, f"cut at {size:,} of {self.uncut_length:,} tokens")
         return f"{text} [{'; '.join(notes)}]" if notes else text
 
     def _decoded(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
@@ -94,8 +94,8 @@ class Sample:
 
         size = len(self.ids)
         longest = 4 * room * most  # tokens without a letter, such as parts of one, take no column
-        if size <= longest and len(whole := lines_of(size)) <= most:
-            return whole
+        if size <= longest and len(lines := lines_of(size)) <= most:
+            return lines
         first_not = bisect.bisect_right(range(min(size, longest)), most, key=lambda count: len(lines_of(count)))
         return lines_of(max(0, first_not - 1))[:most]
 
@@ -173,9 +173,9 @@ def recorded(tokenizer: PreTrainedTokenizerBase, rows: list[list[Sample]]) -> li
     """The same for run.json: [{"name", "tokens", "of": tokens before the cut, "text"}]."""
     found = []
     for part in itertools.chain.from_iterable(rows):
-        whole = max(part.whole or 0, len(part.ids))
+        tokens = max(part.uncut_length or 0, len(part.ids))
         found.append(
-            {"name": part.name, "tokens": len(part.ids), "of": whole, "text": part.text(tokenizer, KEPT_TOKENS)}
+            {"name": part.name, "tokens": len(part.ids), "of": tokens, "text": part.text(tokenizer, KEPT_TOKENS)}
         )
     return found
 

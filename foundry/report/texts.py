@@ -168,12 +168,12 @@ def _chunks(text: Any) -> str:
 
 
 # ---------------------------------------------------------------- the preview
-def shown_of_text(text: Any, whole: bool) -> list[list[Sample]]:
+def shown_of_text(text: Any, detailed: bool) -> list[list[Sample]]:
     """The first, a middle and the oddest document, the first one of validation, and an example as the objective makes
-    it. whole: twice as many documents. Of several corpora the first document of each."""
+    it. detailed: twice as many documents. Of several corpora the first document of each."""
     documents, name, examples = text.firsts, "validation", text.validation
     if text.steps_per_epoch is not None:
-        count = 4 if whole else 2
+        count = 4 if detailed else 2
         documents = _documents(text, "train", 1 if text.found.is_mixed else count)
         name, examples = "example", text.train
     rows = [[document] for document in documents + _oddest(text, documents) + _documents(text, "validation", 1)[:1]]

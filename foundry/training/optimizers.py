@@ -39,14 +39,15 @@ class AdamWRMSScaled(torch.optim.Optimizer):
     def __init__(self, params, lr=2e-2, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.0, min_rms=1e-3, sliced=False):
         if lr < 0 or eps <= 0 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"lr {lr}, eps {eps} and betas {betas} must be at least 0, above 0, and in [0, 1)")
-        self._whole = None  # if sliced: the model's tensor of each group
+        self._unsliced = None  # if sliced: the model's tensor of each group
         if sliced:
-            self._whole = []
+            self._unsliced = []
             groups = []
+            # "whole" stands in the groups that a checkpoint saves: the number of the model's tensor.
             for group in _as_groups(params):
                 for p in group["params"]:
-                    groups.append(group | {"params": [p], "whole": len(self._whole)})
-                    self._whole.append(p)
+                    groups.append(group | {"params": [p], "whole": len(self._unsliced)})
+                    self._unsliced.append(p)
             params = groups
         super().__init__(params, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay, min_rms=min_rms))
 
@@ -62,8 +63,8 @@ class AdamWRMSScaled(torch.optim.Optimizer):
         params = [p for p in group["params"] if p.grad is not None]
         if not params:
             return
-        whole = [self._whole[group["whole"]]] if self._whole else params
-        rates = _sizes(whole, group["min_rms"])
+        tensors = [self._unsliced[group["whole"]]] if self._unsliced else params
+        rates = _sizes(tensors, group["min_rms"])
         rates = [rate.to(p.device) for rate, p in zip(rates, params, strict=True)]
         torch._foreach_mul_(rates, group["lr"])
         if decay := group["lr"] * group["weight_decay"]:
@@ -327,9 +328,9 @@ def build_scheduler(args, optimizer: torch.optim.Optimizer, total_steps: int, re
         factor = learning_rate_factor(name, total_steps, warmup_steps, start, floor)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     step_before, share = reached
-    whole = (total_steps - step_before) / max(1e-9, 1 - share)  # steps of a run with these batches from the beginning
-    factor = learning_rate_factor(name, whole, args.get_warmup_steps(round(whole)), start, floor)
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(share * whole + step - step_before))
+    steps = (total_steps - step_before) / max(1e-9, 1 - share)  # steps of a run with these batches from the beginning
+    factor = learning_rate_factor(name, steps, args.get_warmup_steps(round(steps)), start, floor)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(share * steps + step - step_before))
 
 
 def restore_schedule(optimizer: torch.optim.Optimizer, schedule, saved: dict, before: list[dict]) -> None:

@@ -69,8 +69,8 @@ def float32_weights(model: nn.Module, keep: bool) -> dict[str, torch.Tensor]:
     weights = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            whole = safe_get_full_fp32_param(p)
-            weights |= {name: whole.cpu()} if keep else {}
+            weight = safe_get_full_fp32_param(p)
+            weights |= {name: weight.cpu()} if keep else {}
     return weights
 
 

@@ -107,11 +107,11 @@ class TrainingRows:
     def _training_rows(self, order: Sampler) -> tuple[Dataset, Sampler, Callable]:
         """The rows of training with those that fill its last batch, their order, and what makes batches of them."""
         rows = self.dataset
-        whole = self.args.train_batch_size * self.args.world_size
+        global_rows = self.args.train_batch_size * self.args.world_size
         if self.args.world_size > 1:
-            filling = -len(order) % whole
-            if filling or (self.goes_on_by_rows and not self.has_whole_batches):
-                rows = FilledRows(rows, filling, order, spare=whole - 1 - filling)
+            filling = -len(order) % global_rows
+            if filling or (self.goes_on_by_rows and not self.drops_last):
+                rows = FilledRows(rows, filling, order, spare=global_rows - 1 - filling)
                 order = rows.order
         collator = self.collator or self.trainer.data_collator
         for learning in self.args.features.of(TrainingMethod):
@@ -161,7 +161,7 @@ class TrainingRows:
         return not isinstance(self.dataset, IterableDataset)
 
     @cached_property
-    def has_whole_batches(self) -> bool:
+    def drops_last(self) -> bool:
         """Whether an epoch has only whole global batches, and leaves out a rest of the rows."""
         return self.order().group > 1 or global_batch_size(self.args) == 1
 
@@ -185,7 +185,7 @@ class TrainingRows:
         batch = global_batch_size(self.args)
         steps = step - self.begun_step
         if self.counts_rows:
-            return self.begun_at.after(steps, batch, self.rows_of_epoch, self.has_whole_batches)
+            return self.begun_at.after(steps, batch, self.rows_of_epoch, self.drops_last)
         place = self.place
         total = place["next_example"] if place else self.begun_at.total + steps * batch
         return replace(self.begun_at, total=total)
@@ -195,15 +195,15 @@ class TrainingRows:
         batch = global_batch_size(self.args)
         if checkpoint is None:
             return RowsRead(group=batch)
-        whole = self.counts_rows and self.has_whole_batches
-        return saved_rows(checkpoint, step_saved(checkpoint), batch, self.rows_of_epoch, whole)
+        drop_last = self.counts_rows and self.drops_last
+        return saved_rows(checkpoint, step_saved(checkpoint), batch, self.rows_of_epoch, drop_last)
 
     def planned_steps(self, checkpoint: str | None) -> int:
         """Optimizer steps of the whole run, those before the checkpoint too."""
         args = self.args
         if args.max_steps > 0:
             return args.max_steps
-        of_epoch = global_batch_size(args), self.rows_of_epoch, self.has_whole_batches
+        of_epoch = global_batch_size(args), self.rows_of_epoch, self.drops_last
         since = self.same_batch_at(checkpoint)
         return since.step + steps_to_come(since.read, args.num_train_epochs, *of_epoch)
 
@@ -222,7 +222,7 @@ class TrainingRows:
         return read
 
     def _steps_of_rest(self, read: RowsRead) -> int:
-        return steps_of_rest(read, global_batch_size(self.args), self.rows_of_epoch, self.has_whole_batches)
+        return steps_of_rest(read, global_batch_size(self.args), self.rows_of_epoch, self.drops_last)
 
     def _is_elsewhere(self, step: int, read: RowsRead) -> bool:
         """Whether Trainer, which counts steps of the size that they have now, would take a run that has come to `read`
@@ -249,7 +249,7 @@ class TrainingRows:
     def _rest_of_epoch(self) -> Sampler:
         """The order of the rows that are left of the epoch in which the training begins."""
         read = self.begun_at
-        end = end_of_epoch(read.of_epoch, global_batch_size(self.args), self.rows_of_epoch, self.has_whole_batches)
+        end = end_of_epoch(read.of_epoch, global_batch_size(self.args), self.rows_of_epoch, self.drops_last)
         return RestSampler(self.order(batch=1), read.epoch, read.of_epoch, end)
 
     def epoch_by_rows(self, counted: dict) -> dict:

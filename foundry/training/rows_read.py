@@ -1,9 +1,9 @@
 """How many rows a run has read, and where in an epoch it is: in rows, since a resumed run may have other batches.
 
-    read = saved_rows(checkpoint, step=12, batch=16, rows=1_024, whole=True)
-    left = steps_to_come(read, epochs=1.0, batch=16, rows=1_024, whole=True)
+    read = saved_rows(checkpoint, step=12, batch=16, rows=1_024, drop_last=True)
+    left = steps_to_come(read, epochs=1.0, batch=16, rows=1_024, drop_last=True)
 
-An epoch of a pre-training has only whole global batches (`whole`); the last batch of a fine-tuning's epoch
+An epoch of a pre-training has only whole global batches (`drop_last`); the last batch of a fine-tuning's epoch
 may be a short one.
 """
 
@@ -31,14 +31,14 @@ class RowsRead:
     of_epoch: int = 0
     group: int = 0
 
-    def after(self, steps: int, batch: int, rows: int, whole: bool) -> "RowsRead":
+    def after(self, steps: int, batch: int, rows: int, drop_last: bool) -> "RowsRead":
         """After this many steps more, in epochs of `rows` rows."""
-        of_rest = steps_of_rest(self, batch, rows, whole)
+        of_rest = steps_of_rest(self, batch, rows, drop_last)
         if not steps or steps < of_rest:
             return replace(self, total=self.total + steps * batch, of_epoch=self.of_epoch + steps * batch)
-        rows_of_rest = end_of_epoch(self.of_epoch, batch, rows, whole) - self.of_epoch
-        rows_of_epoch = end_of_epoch(0, batch, rows, whole)
-        epochs, steps = divmod(steps - of_rest, max(1, steps_of_rest(RowsRead(), batch, rows, whole)))
+        rows_of_rest = end_of_epoch(self.of_epoch, batch, rows, drop_last) - self.of_epoch
+        rows_of_epoch = end_of_epoch(0, batch, rows, drop_last)
+        epochs, steps = divmod(steps - of_rest, max(1, steps_of_rest(RowsRead(), batch, rows, drop_last)))
         total = self.total + rows_of_rest + epochs * rows_of_epoch + steps * batch
         return replace(self, total=total, epoch=self.epoch + 1 + epochs, of_epoch=steps * batch)
 
@@ -56,29 +56,29 @@ def rows_of_record(saved: Any, path: Path) -> RowsRead:
     return RowsRead(**saved)
 
 
-def end_of_epoch(first: int, batch: int, rows: int, whole: bool) -> int:
+def end_of_epoch(first: int, batch: int, rows: int, drop_last: bool) -> int:
     """Rows after which an epoch of `rows` rows ends that goes on behind the first `first` of them."""
-    return first + (rows - first) // batch * batch if whole else rows
+    return first + (rows - first) // batch * batch if drop_last else rows
 
 
-def steps_of_rest(read: RowsRead, batch: int, rows: int, whole: bool) -> int:
+def steps_of_rest(read: RowsRead, batch: int, rows: int, drop_last: bool) -> int:
     """Steps until the epoch that has begun ends."""
-    end = end_of_epoch(read.of_epoch, batch, rows, whole)
+    end = end_of_epoch(read.of_epoch, batch, rows, drop_last)
     return math.ceil((end - read.of_epoch) / batch)
 
 
-def steps_to_come(read: RowsRead, epochs: float, batch: int, rows: int, whole: bool) -> int:
+def steps_to_come(read: RowsRead, epochs: float, batch: int, rows: int, drop_last: bool) -> int:
     """Steps until a run of this many epochs ends."""
-    steps_per_epoch = steps_of_rest(RowsRead(), batch, rows, whole)
+    steps_per_epoch = steps_of_rest(RowsRead(), batch, rows, drop_last)
     if not read.of_epoch:
         return max(0, math.ceil((epochs - read.epoch) * steps_per_epoch))
     if epochs > read.epoch + 1:
-        return steps_of_rest(read, batch, rows, whole) + math.ceil((epochs - read.epoch - 1) * steps_per_epoch)
-    end = (epochs - read.epoch) * end_of_epoch(0, batch, rows, whole)
-    return min(steps_of_rest(read, batch, rows, whole), max(0, math.ceil((end - read.of_epoch) / batch)))
+        return steps_of_rest(read, batch, rows, drop_last) + math.ceil((epochs - read.epoch - 1) * steps_per_epoch)
+    end = (epochs - read.epoch) * end_of_epoch(0, batch, rows, drop_last)
+    return min(steps_of_rest(read, batch, rows, drop_last), max(0, math.ceil((end - read.of_epoch) / batch)))
 
 
-def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: bool) -> RowsRead:
+def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, drop_last: bool) -> RowsRead:
     """What the run of a checkpoint had read at its step. Versions of T5 Foundry that did not count had batches of one
     size. batch: the size now, for a checkpoint without its run.json. rows: of an epoch; None: a stream."""
     paths = sorted(Path(checkpoint).glob("loss_state_*.json"))
@@ -91,9 +91,9 @@ def saved_rows(checkpoint: str, step: int, batch: int, rows: int | None, whole: 
     before = read_json(Path(checkpoint).parent / "run.json").get("sequences_per_step") or batch
     if rows is None:
         return RowsRead(step * before, 0, 0, before)
-    steps_per_epoch = max(1, steps_of_rest(RowsRead(), before, rows, whole))
+    steps_per_epoch = max(1, steps_of_rest(RowsRead(), before, rows, drop_last))
     epoch, steps = divmod(step, steps_per_epoch)
-    end = end_of_epoch(0, before, rows, whole)
+    end = end_of_epoch(0, before, rows, drop_last)
     return RowsRead(epoch * end + steps * before, epoch, steps * before, before)
 
 

@@ -29,7 +29,7 @@ class Term(TrainingMethod):
 
 
 @dataclasses.dataclass
-class Whole(TrainingMethod):
+class Override(TrainingMethod):
     """A loss in place of that of tokens."""
 
     def is_on(self) -> bool:
@@ -40,14 +40,14 @@ class Whole(TrainingMethod):
 
 
 class LossesTest(parameterized.TestCase):
-    def test_terms_are_taken_in_turn_and_a_whole_loss_alone(self):
-        terms, whole = losses_of(Features([Term(0.5), Term(0.25), Term(0.0)]), None, None)
+    def test_terms_are_taken_in_turn_and_an_override_alone(self):
+        terms, loss_override = losses_of(Features([Term(0.5), Term(0.25), Term(0.0)]), None, None)
         self.assertEqual([term.weight for term in terms], [0.5, 0.25])
-        self.assertIsNone(whole)
-        self.assertEqual(losses_of(Features([Whole(), Term(0.0)]), None, None), ([], print))
+        self.assertIsNone(loss_override)
+        self.assertEqual(losses_of(Features([Override(), Term(0.0)]), None, None), ([], print))
         self.assertEqual(losses_of(Features(), None, None), ([], None))
 
-    @parameterized.parameters((Term(), Whole()), (Whole(), Term()), (Whole(), Whole()))
+    @parameterized.parameters((Term(), Override()), (Override(), Term()), (Override(), Override()))
     def test_a_loss_without_a_part_in_it_is_refused(self, one, other):
         with self.assertRaisesRegex(UserError, "one of them replaces the loss in which the others have a part"):
             losses_of(Features([one, other]), None, None)
@@ -59,7 +59,7 @@ class Counts(RunCallback):
 
 
 @dataclasses.dataclass
-class Dividing(Whole):
+class Dividing(Override):
     """A way of learning whose loss is divided by a count of its own."""
 
     def callbacks(self, _trainer):
@@ -72,7 +72,7 @@ class Rows(Dividing):
 
 class CallbacksTest(parameterized.TestCase):
     def test_one_feature_says_by_what_the_loss_is_divided(self):
-        self.assertLen(callbacks_of(Features([Term(), Rows(), Whole()]), None), 2)
+        self.assertLen(callbacks_of(Features([Term(), Rows(), Override()]), None), 2)
         with self.assertRaisesRegex(UserError, "rows, test_learning: each"):
             callbacks_of(Features([Rows(), Dividing()]), None)
 
@@ -100,4 +100,4 @@ class ResumedTest(parameterized.TestCase):
         (self.folder / "run.json").write_text(json.dumps(recorded))
         check_resumed(str(checkpoint), T5Config(), {}, Term(0.5))
         with self.assertRaisesRegex(UserError, "--term of features/terms: 0.5 in its run, no such flag now: resume"):
-            check_resumed(str(checkpoint), T5Config(), {}, Whole())
+            check_resumed(str(checkpoint), T5Config(), {}, Override())

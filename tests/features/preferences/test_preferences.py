@@ -169,7 +169,7 @@ class LogProbabilitiesTest(parameterized.TestCase):
         preference.losses(preference.scores(alone, tokens, REFERENCE.double())).mean().backward()
         wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
         model.zero_grad()
-        compute_loss_in_forward(model, chunk=chunk, whole=partial(preference_loss, preference))
+        compute_loss_in_forward(model, chunk=chunk, loss_override=partial(preference_loss, preference))
         batch = collated([row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)])
         output = model(**batch)
         torch.testing.assert_close(output.log_probabilities.double(), alone.detach(), atol=1e-4, rtol=1e-5)
@@ -183,13 +183,13 @@ class LogProbabilitiesTest(parameterized.TestCase):
         write_checkpoint(self.folder / name, name)
         model = load_model(str(self.folder / name)).eval()
         alone = torch.stack([one_by_one(model, SOURCES, answers) for answers in (CHOSEN, REJECTED)], dim=1)
-        compute_loss_in_forward(model, whole=partial(preference_loss, Preference("simpo", 2.0)))
+        compute_loss_in_forward(model, loss_override=partial(preference_loss, Preference("simpo", 2.0)))
         batch = collated(ROWS)
         torch.testing.assert_close(model(**batch).log_probabilities.double(), alone.detach(), atol=1e-3, rtol=1e-3)
 
     def test_rows_that_fill_a_batch_count_nothing(self):
         preference, model = Preference("dpo", 0.1), tiny(dropout_rate=0.0)
-        compute_loss_in_forward(model, whole=partial(preference_loss, preference))
+        compute_loss_in_forward(model, loss_override=partial(preference_loss, preference))
         rows = [row | {"reference": values} for row, values in zip(ROWS, REFERENCE.tolist(), strict=True)]
         filled = FilledRows(rows, 2, torch.utils.data.SequentialSampler(rows))
         outputs = [model(**collated(list(some))) for some in (rows, [filled[n] for n in range(5)])]
@@ -205,7 +205,7 @@ class LogProbabilitiesTest(parameterized.TestCase):
         rows = [row | more for row, more in zip(ROWS, known, strict=True)]
         for parts in ([rows], [rows[:1], rows[1:]]):
             model = tiny(dropout_rate=0.0)
-            compute_loss_in_forward(model, whole=partial(preference_loss, preference))
+            compute_loss_in_forward(model, loss_override=partial(preference_loss, preference))
             trainer = SimpleNamespace(model=model, model_wrapped=model, args=SimpleNamespace(device="cpu"))
             trainer.accelerator = SimpleNamespace(reduce=lambda values, _: values)
             trainer.compute_loss_context_manager = contextlib.nullcontext

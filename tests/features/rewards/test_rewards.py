@@ -124,7 +124,7 @@ class GradientTest(parameterized.TestCase):
         """Mean of 40 steps of 64 groups, within three standard errors along the gradient and in other directions."""
         method, model, other = Method(longest=LONGEST, **how), tiny(), tiny(seed=1)
         for each in (model, other):
-            compute_loss_in_forward(each, whole=partial(reward_loss, method))
+            compute_loss_in_forward(each, loss_override=partial(reward_loss, method))
         log_p = log_probabilities_of_all(model, method.temperature)
         self.assertAlmostEqual(float(log_p.detach().exp().sum()), 1.0, places=4)
         rewards = torch.tensor([reward_of(tuple(answer)) for answer in ANSWERS])
@@ -189,7 +189,7 @@ class GradientTest(parameterized.TestCase):
         total.backward()
         wanted = gradient(model)
         model.zero_grad()
-        compute_loss_in_forward(model, chunk=chunk, whole=partial(reward_loss, method))
+        compute_loss_in_forward(model, chunk=chunk, loss_override=partial(reward_loss, method))
         batch = batch_of(3) | dict(labels=padded([*labels, []]), rewards=torch.cat([rewards, rewards[:1] + 5]))
         batch |= dict(
             answers=padded_groups([*answers, [[3], [4]]]), drawn_under=padded_groups([*before, before[0]], 0.0)
@@ -305,7 +305,7 @@ class StepTest(parameterized.TestCase):
     def learning(self, how: dict, folder: str, model=None) -> tuple[RewardCallback, object]:
         model = model or tiny(384)
         method = Method(longest=5, **how)
-        compute_loss_in_forward(model, whole=partial(reward_loss, method))
+        compute_loss_in_forward(model, loss_override=partial(reward_loss, method))
         args = SimpleNamespace(device=torch.device("cpu"), seed=1, world_size=1)
         accelerator = SimpleNamespace(reduce=lambda values, _: values, autocast=contextlib.nullcontext)
         trainer = SimpleNamespace(model=model, args=args, accelerator=accelerator, state=SimpleNamespace(global_step=0))
