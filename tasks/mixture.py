@@ -59,7 +59,7 @@ from tasks.trained_rows import TrainedRows
 if TYPE_CHECKING:
     from datasets import Dataset
 
-FITTING_SHARE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
+FITTED_SHARE = 0.999  # share of the training targets that --max_target_length auto leaves uncut
 
 
 def _unknown_direction(metric: str) -> str:
@@ -177,9 +177,9 @@ class Tasks:
         return self.answers is None
 
     def fit_targets(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
-        """--max_target_length auto: the smallest number of tokens that leaves FITTING_SHARE of each task's training targets
-        uncut, in the flags and in the entries. UserError where the targets are labels, whose length is known, or the
-        tokenizer is still to be trained."""
+        """--max_target_length auto: the smallest number of tokens that leaves FITTED_SHARE of each task's training
+        targets uncut, in the flags and in the entries. UserError where the targets are labels, whose length is known,
+        or the tokenizer is still to be trained."""
         flag = f"--max_target_length {AUTO}:"
         if tokenizer is None:
             raise UserError(f"{flag} the tokenizer is still to be trained; give a number, or --tokenizer_name")
@@ -189,7 +189,7 @@ class Tasks:
         longest, told = [], []
         for task in tasks:
             lengths = np.array(examples.target_lengths(task.name, task.entry, tokenizer, task.training_rows()))
-            longest.append(max(2, int(np.quantile(lengths, FITTING_SHARE, method="inverted_cdf"))))
+            longest.append(max(2, int(np.quantile(lengths, FITTED_SHARE, method="inverted_cdf"))))
             told.append(
                 f"{task.name} {longest[-1]:,}: the longest of {len(lengths):,} that were read has {lengths.max():,}"
             )
@@ -199,7 +199,7 @@ class Tasks:
             task.args.max_target_length = most
             task.entry = dataclasses.replace(task.entry, max_target_length=most)
         self.fitted = (
-            f"{most:,} tokens, in which {100 * FITTING_SHARE:g} % of the training targets fit ({'; '.join(told)})"
+            f"{most:,} tokens, in which {100 * FITTED_SHARE:g} % of the training targets fit ({'; '.join(told)})"
         )
 
     @staticmethod

@@ -256,7 +256,7 @@ def compute_loss_in_forward(
     the loss is the sum over this batch divided by it. chunk: target tokens whose logits exist at a time, 0: all.
     compile_options: keyword arguments of torch.compile (such as backend), None: not compiled. One shape more
     than torch's `recompile_limit` is an error. terms: are mixed in, for a chunk of target tokens at a time.
-    loss_override: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, instead of the tokens' loss.
+    loss_override: function(model, labels, num_items_in_batch, inputs, chunk) -> LossOutput, instead of tokens' loss.
     A second call replaces the options. The model's weights, names and class name do not change.
     """
     if not hasattr(model, "plain_forward"):
