@@ -11,7 +11,7 @@ the examples of its rows again from their tokens.
 
 Some tokens are in no row: the rest of a document cut by a row's end, if it is too short for an example; up to five
 tokens at the end of a document after which the row has no room for two tokens of the next one; and less than a row at
-the end of each lane of the index.
+the end of each part of the index.
 
 Legend of shapes: B rows, G examples of a row or of all rows, S and T input and target length of a row, W tokens of the
 file that a row may span.
@@ -30,7 +30,7 @@ from foundry.objectives.packed_rows import PackedExamples, PackedObjective, plac
 
 SHORTEST = 8  # fewest tokens of a whole example: of fewer than 7, 15 % are not even one token
 LEAST_PART = 2  # tokens of a row's last example, one kept and one masked; the document continues in the next row
-LANE = 4096  # rows, about, of each part (lane) into which the index cuts the text, to search all parts side by side
+PART_ROWS = 4096  # rows, about, of each part into which the index cuts the text, to search all parts side by side
 SCANNED = 1 << 24  # tokens searched for EOS at once
 FAR = 1 << 62  # a place beyond the end of any text
 
@@ -105,7 +105,7 @@ class DocumentRows(Examples):
 def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.ndarray, np.ndarray, int]:
     """([rows] places where rows begin, [rows] their numbers of examples, number of EOS that separate examples).
 
-    The text is cut into lanes, and each step finds the next example of every lane. A lane begins with a document if one
+    The text is cut into parts, and each step finds the next example of every part. A part begins with a document if one
     begins within a row's length, else anywhere.
     """
     size, longest = len(tokens), int(layout.texts[1])
@@ -113,7 +113,7 @@ def find_rows(tokens: np.ndarray, layout: RowLayout, eos_id: int) -> tuple[np.nd
     ends = [start + np.flatnonzero(tokens[start : start + SCANNED] == eos_id) for start in blocks]
     ends = np.concatenate([np.empty(0, np.int64), *ends])
     ends = np.append(ends, [size, FAR] if size and (not len(ends) or ends[-1] != size - 1) else [FAR])
-    begin = np.arange(0, max(size, 1), LANE * longest)
+    begin = np.arange(0, max(size, 1), PART_ROWS * longest)
     next_document = ends[np.searchsorted(ends, np.maximum(begin - 1, 0))] + 1
     begin = np.where((begin > 0) & (next_document - begin < longest), next_document, begin)
     limit = np.append(begin[1:], size)

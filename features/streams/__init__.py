@@ -4,7 +4,7 @@
     python fine_tune_t5.py --task text/restore_diacritics --streaming --max_steps 10000 --train_file 'books/*.txt' ...
     python create_tokenizer.py --dataset_name allenai/c4 --dataset_config_name it --streaming --max_train_samples 99999
 
-blocks.py cuts a corpus into blocks, lanes.py reads them in their order, streamed_text.py makes a `Text` of it,
+blocks.py cuts a corpus into blocks, virtual_shards.py reads them in their order, streamed_text.py makes a `Text` of it,
 streamed_tasks.py a `TaskData`. `python -m benchmarks stream` measures what is read.
 """
 

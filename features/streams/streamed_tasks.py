@@ -13,7 +13,7 @@ import numpy as np
 
 from features.streams import TaskStreams
 from features.streams.blocks import Corpus, FileCorpus, Piece, halves_of_blocks, hub_corpora
-from features.streams.lanes import StreamDataset, one_by_one
+from features.streams.virtual_shards import StreamDataset, one_by_one
 from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, global_batch_size
 from foundry.common.errors import UserError

@@ -17,7 +17,7 @@ from constants import BUILTIN_CORPUS
 from data_collator_t5 import example_keys
 from features.streams import CHUNKS, HELD_OUT, Streams
 from features.streams.blocks import Corpus, FileCorpus, Piece, TooShort, halves_of_blocks, hub_corpora, streamed_splits
-from features.streams.lanes import StreamDataset, packed
+from features.streams.virtual_shards import StreamDataset, packed
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.reports import human_count

@@ -13,13 +13,13 @@ import torch
 from data_collator_t5 import example_keys
 
 GOLDEN = 0.6180339887498949  # the golden ratio's fraction
-LANES = 2**6 * 3**3  # most lanes of a stream; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
+VIRTUAL_SHARDS = 2**6 * 3**3  # most of a stream; a multiple of every number of ranks 2^a * 3^b up to 64 with b <= 3
 SAMPLER_BLOCK = 65_536  # examples whose numbers are handed out at once
 
 
-def readers_of(ranks: int, lanes: int = LANES) -> int:
+def readers_of(ranks: int, shards: int = VIRTUAL_SHARDS) -> int:
     """How many ranks read and tokenise the same row."""
-    return ranks // math.gcd(ranks, lanes)
+    return ranks // math.gcd(ranks, shards)
 
 
 def shares(rates: Sequence[float], total: int) -> list[int]:

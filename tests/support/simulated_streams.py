@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from features.streams.blocks import FileCorpus
-from features.streams.lanes import StreamDataset, packed
+from features.streams.virtual_shards import StreamDataset, packed
 from foundry.corpora.chunks import readers_of
 
 WINDOW = 568  # raw tokens of an example, from which span corruption makes 512 input and 114 target tokens
@@ -80,8 +80,8 @@ def simulated(folder: Path, ranks: int, workers: int, files: int, megabytes: flo
         "workers": workers,
         "files": files,
         "megabytes": megabytes,
-        "lanes": streams[0].lanes,
-        "ranks_that_read_each_row": readers_of(ranks, streams[0].lanes),
+        "lanes": streams[0].shards,
+        "ranks_that_read_each_row": readers_of(ranks, streams[0].shards),
         "rows_read": round(rows, 3),
         "characters_tokenised": round(characters, 3),
         "first_repeat": round(float(np.argmin(first) if not first.all() else len(order)) / whole, 4),

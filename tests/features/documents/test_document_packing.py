@@ -164,12 +164,12 @@ class RowsTest(parameterized.TestCase):
         self.assertAlmostEqual(rows.tokens_length, texts.mean())
         self.assertAlmostEqual(rows.examples_per_row, np.mean([len(row) for row in wanted]))
 
-    @parameterized.product(setting=SETTINGS[:4], longest=(3_000, 60), lane=(2, 4_096))
-    def test_every_token_is_in_one_row_but_for_the_stated_ones(self, setting, longest, lane):
+    @parameterized.product(setting=SETTINGS[:4], longest=(3_000, 60), part_rows=(2, 4_096))
+    def test_every_token_is_in_one_row_but_for_the_stated_ones(self, setting, longest, part_rows):
         own = collator(*setting)
         text = text_of(longest, 30_000)
         with (
-            mock.patch("features.documents.document_spans.LANE", lane),
+            mock.patch("features.documents.document_spans.PART_ROWS", part_rows),
             mock.patch("features.documents.document_spans.SCANNED", 1_000),
         ):
             rows = DocumentRows(text, own.layout, EOS)
@@ -181,15 +181,15 @@ class RowsTest(parameterized.TestCase):
         for begin, length in zip(begins, lengths, strict=True):
             used[begin : begin + length] += 1
         self.assertEqual(used.max(), 1, "a token is in two examples")
-        lanes = 0
+        parts = 0
         ends = [*(begins + lengths)[:-1]]
         for end, begin in zip([0, *ends], begins, strict=True):
             gap = text[end:begin]
-            # A document's rest or end, and the EOS behind it; between lanes up to a row.
+            # A document's rest or end, and the EOS behind it; between parts up to a row.
             if len(gap) and not (gap[-1] == EOS and len(gap) <= max(own.layout.shortest, 6)):
-                lanes += 1
+                parts += 1
                 self.assertLess(len(gap), 2 * own.layout.width)
-        self.assertLessEqual(lanes, len(text) // (lane * own.layout.texts[1]))
+        self.assertLessEqual(parts, len(text) // (part_rows * own.layout.texts[1]))
         self.assertLess(len(text) - begins[-1], 2 * own.layout.width)
         separators = np.count_nonzero((used == 0) & (text == EOS))
         self.assertAlmostEqual(rows.unused, 1 - used.sum() / (len(text) - separators), delta=0.01)

@@ -9,7 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import pre_train_t5
-from features.streams.lanes import StreamDataset
+from features.streams.virtual_shards import StreamDataset
 
 plain_batches = StreamDataset.items
 

@@ -18,7 +18,7 @@ from helpers import only
 
 from features.streams import blocks
 from features.streams.blocks import FileCorpus, hub_corpora
-from features.streams.lanes import StreamDataset
+from features.streams.virtual_shards import StreamDataset
 from foundry.common.errors import UserError
 from foundry.corpora import reading
 from foundry.corpora.files import is_plain_text

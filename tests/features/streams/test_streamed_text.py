@@ -17,9 +17,9 @@ from absl.testing import parameterized
 from test_text import BATCH, LENGTH, OBJECTIVES, TEXTS, lines
 
 from features import PACKINGS
-from features.streams import Streams, blocks, lanes, streamed_text
+from features.streams import Streams, blocks, streamed_text, virtual_shards
 from features.streams.blocks import FileCorpus
-from features.streams.lanes import MixedLane, StreamLoader
+from features.streams.virtual_shards import MixedShard, StreamLoader
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.corpora.tokenizers import load_tokenizer
@@ -36,8 +36,8 @@ class StreamCase(test_text.TestCase):
     def setUpClass(cls):
         super().setUpClass()
         cls.enterClassContext(mock.patch.object(blocks, "BLOCK_BYTES", 1_500))
-        cls.enterClassContext(mock.patch.object(lanes, "ENCODE_BATCH", 300))
-        cls.enterClassContext(mock.patch.multiple(lanes, LANES=24, LANE_BYTES=1_000))
+        cls.enterClassContext(mock.patch.object(virtual_shards, "ENCODE_BATCH", 300))
+        cls.enterClassContext(mock.patch.multiple(virtual_shards, VIRTUAL_SHARDS=24, SHARD_BYTES=1_000))
         cls.enterClassContext(mock.patch.multiple(blocks, SAVED_SHARDS=24, FEW_SHARDS=24))  # datasets copies each
 
 
@@ -130,7 +130,7 @@ class StreamedTextTest(StreamCase):
         """What a row masks and keeps together are the documents' own tokens, each as often as it stands in the text."""
         flags = self.flags("file", **OBJECTIVES[objective])
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 10**9))  # a row goes on from one block to another
-        self.enter_context(mock.patch.object(lanes, "LANE_BYTES", 10**9))
+        self.enter_context(mock.patch.object(virtual_shards, "SHARD_BYTES", 10**9))
         text, corrupt, stream = self.open(flags)
         encode = {letter: number for letter, number in text.found.tokenizer.get_vocab().items() if len(letter) == 1}
         eos = [1] if flags.eos_between_documents else []
@@ -144,8 +144,8 @@ class StreamedTextTest(StreamCase):
     @parameterized.parameters("weighted", "weighted_saved", "weighted_ids")
     def test_corpora_come_by_their_weights(self, kind):
         text, _, stream = self.open(self.flags(kind))
-        lane = MixedLane(stream.sources, stream.turns, 0)
-        turns = [lane._turn(number) for number in range(2 * len(stream.turns))]
+        shard = MixedShard(stream.sources, stream.turns, 0)
+        turns = [shard._turn(number) for number in range(2 * len(stream.turns))]
         shares = np.bincount([corpus for corpus, _ in turns]) / len(turns)
         np.testing.assert_allclose(shares, text.found.weights, atol=1e-3)
         for corpus in range(2):  # and each corpus is read in its own order, without gaps
@@ -192,12 +192,12 @@ class StreamedTextTest(StreamCase):
 
     def test_documents_packed_on_the_fly_are_those_of_the_index(self):
         """One file, one block, no shuffling: the stream's rows are the rows that the whole file is cut into."""
-        one_block, one_lane = (
+        one_block, one_shard = (
             mock.patch.object(blocks, "BLOCK_BYTES", 10**9),
-            mock.patch.object(lanes, "LANE_BYTES", 10**9),
+            mock.patch.object(virtual_shards, "SHARD_BYTES", 10**9),
         )
         self.features = Features([Streams(streaming=True, shuffle_buffer_size=1)])
-        with one_block, one_lane:
+        with one_block, one_shard:
             text, objective, stream = self.open(
                 self.flags("file", packing="documents", validation_file=[str(self.folder / "b.txt")])
             )

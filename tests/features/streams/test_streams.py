@@ -1,4 +1,4 @@
-"""Tests of blocks.py and lanes.py: every example once, in one order for any ranks and workers, and from any
+"""Tests of blocks.py and virtual_shards.py: every example once, in one order for any ranks and workers, and from any
 place on without reading what came before. Then of both scripts with `--streaming`, up to killed runs."""
 
 import contextlib
@@ -28,10 +28,10 @@ import fine_tune_t5
 import pre_train_t5
 from constants import DATASET_VALS
 from features.streams import TaskStreams, blocks
-from features.streams import lanes as streams
+from features.streams import virtual_shards as streams
 from features.streams.blocks import FileCorpus, Piece, hub_corpora
-from features.streams.lanes import StreamDataset, StreamLoader, one_by_one, packed
 from features.streams.streamed_tasks import StreamedTask, stream_of_rows
+from features.streams.virtual_shards import StreamDataset, StreamLoader, one_by_one, packed
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
@@ -88,7 +88,7 @@ class TestCase(parameterized.TestCase):
     def setUp(self):
         super().setUp()
         self.enter_context(mock.patch.object(blocks, "BLOCK_BYTES", 1_000))
-        self.enter_context(mock.patch.multiple(streams, LANES=24, LANE_BYTES=1_000))
+        self.enter_context(mock.patch.multiple(streams, VIRTUAL_SHARDS=24, SHARD_BYTES=1_000))
 
     def corpus(self, kind: str):
         folder = self.folder / kind
@@ -122,18 +122,18 @@ class TestCase(parameterized.TestCase):
 
     def one_epoch(self, streams, workers=0, number=0) -> dict[int, int]:
         """{number of the example: its text} of an epoch, by all ranks; of streams that do not shuffle."""
-        source, lanes = streams[0].sources[0], streams[0].lanes
-        in_lane = [
+        source, shards = streams[0].sources[0], streams[0].shards
+        in_shard = [
             [
-                sum(bool(row["text"]) for piece in source.pieces(p, lane) for _, row in source.corpus.rows(piece))
-                for lane in range(lanes)
+                sum(bool(row["text"]) for piece in source.pieces(p, shard) for _, row in source.corpus.rows(piece))
+                for shard in range(shards)
             ]
             for p in range(number + 1)
         ]
-        before, sizes = (np.sum([[0] * lanes, *in_lane[:epochs]], axis=0) for epochs in (number, number + 1))
-        batches = -(-max(sizes) * lanes // (streams[0].batch_size * len(streams)))
+        before, sizes = (np.sum([[0] * shards, *in_shard[:epochs]], axis=0) for epochs in (number, number + 1))
+        batches = -(-max(sizes) * shards // (streams[0].batch_size * len(streams)))
         found = self.examples(streams, workers, batches)
-        return {n: text for n, text in found.items() if before[n % lanes] <= n // lanes < sizes[n % lanes]}
+        return {n: text for n, text in found.items() if before[n % shards] <= n // shards < sizes[n % shards]}
 
 
 def save(checkpoint: Path, *states: dict) -> str:
@@ -174,7 +174,7 @@ class OnceTest(TestCase):
     def test_each_epoch_has_every_example_once_in_another_order(self):
         first, second = (self.one_epoch([self.stream(buffer=1)], number=number) for number in (0, 1))
         self.assertCountEqual(second.values(), range(EXAMPLES))
-        self.assertGreater(min(second), EXAMPLES / 2)  # no lane is far ahead of the others
+        self.assertGreater(min(second), EXAMPLES / 2)  # no shard is far ahead of the others
         self.assertNotEqual([*first.values()], [*second.values()])
         self.assertNotEqual(*(self.stream().sources[0].pieces(number, 5) for number in (0, 1)))
 
@@ -187,7 +187,7 @@ class OnceTest(TestCase):
         self.assertNotEqual(order(seed=4), shuffled)
         self.assertGreater(np.median(np.abs(np.diff(shuffled))), 100)  # of 500 that a random order has
         self.assertNotEqual(shuffled, unshuffled)
-        self.assertCountEqual(shuffled[23::24][:40], unshuffled[23::24][:40])  # four buffers of the last lane
+        self.assertCountEqual(shuffled[23::24][:40], unshuffled[23::24][:40])  # four buffers of the last shard
 
 
 class ResumeTest(TestCase):
@@ -212,30 +212,30 @@ class ResumeTest(TestCase):
 
     @parameterized.product(ranks=(1, 2, 3, 5, 8, 64), workers=(0, 1, 3, 8))
     def test_any_place_goes_on_under_any_number_of_ranks_and_workers(self, ranks, workers):
-        """Of lanes that only give numbers: all processes together take the next examples, each once."""
+        """Of shards that only give numbers: all processes together take the next examples, each once."""
 
-        class NumberLane:
-            def __init__(self, _sources, _turns, lane, first):
-                self.lane, self.first = lane, first or 0
+        class NumberShard:
+            def __init__(self, _sources, _turns, shard, first):
+                self.shard, self.first = shard, first or 0
 
             def state(self):
                 return self.first
 
             def take(self, number):
-                assert number >= self.first, "a lane cannot go back"
+                assert number >= self.first, "a shard cannot go back"
                 self.first = number
-                return number * 24 + self.lane
+                return number * 24 + self.shard
 
         corpus = self.corpus("text")
         of_ranks = [self.stream(rank=rank, ranks=ranks, batch=5, corpus=corpus) for rank in range(ranks)]
-        self.assertEqual(of_ranks[0].lanes, 24)
-        self.enter_context(mock.patch.object(streams, "MixedLane", NumberLane))
+        self.assertEqual(of_ranks[0].shards, 24)
+        self.enter_context(mock.patch.object(streams, "MixedShard", NumberShard))
         for place in range(1_000 * 24, 1_001 * 24):
             found = []
             for stream in of_ranks:
                 stream.next_example = place
                 stream.make_examples = lambda numbers, units: list(zip(numbers.tolist(), units, strict=True))
-                used = max(1, min(workers, len(stream.own_lanes)))
+                used = max(1, min(workers, len(stream.own_shards)))
                 items = [itertools.islice(stream.items(worker, used), 2) for worker in range(used)]
                 for parts in zip(*items, strict=True):
                     batch = [example for examples, _ in parts for example in examples.values()]
@@ -246,7 +246,7 @@ class ResumeTest(TestCase):
 
     @parameterized.parameters((1, 7, 2, 5), (2, 5, 3, 4), (8, 4, 3, 6), (1, 5, 24, 1), (3, 7, 5, 2), (5, 3, 8, 2))
     def test_another_global_batch_goes_on_with_the_same_examples(self, before, size, after, new_size):
-        """So does a second resume, from places that ranks with other lanes saved."""
+        """So does a second resume, from places that ranks with other shards saved."""
         whole, states, begin = self.examples([self.stream(batch=300)], batches=1), None, 0
         for ranks, batch in ((before, size), (after, new_size), (1, 3)):
             of_ranks = [self.stream(rank=r, ranks=ranks, batch=batch) for r in range(ranks)]
@@ -425,7 +425,7 @@ class UnitsTest(TestCase):
     def test_a_book_on_one_line_is_cut_and_resumed_within(self):
         book = " ".join(f"Propoziția {number}." for number in range(300))
         (self.folder / "a.jsonl").write_text(json.dumps({"text": book}) + "\n")
-        self.enter_context(mock.patch.object(streams, "LANE_BYTES", 10_000))
+        self.enter_context(mock.patch.object(streams, "SHARD_BYTES", 10_000))
         corpus = FileCorpus([self.folder / "a.jsonl"])
 
         def stream():
@@ -474,7 +474,8 @@ class UnitsTest(TestCase):
 
 class SimulationTest(TestCase):
     def simulated(self, ranks: int, workers: int, megabytes: float) -> dict:
-        with mock.patch.multiple(streams, LANES=48, LANE_BYTES=2**16), mock.patch.object(blocks, "BLOCK_BYTES", 2**13):
+        few = mock.patch.multiple(streams, VIRTUAL_SHARDS=48, SHARD_BYTES=2**16)
+        with few, mock.patch.object(blocks, "BLOCK_BYTES", 2**13):
             return simulated(self.folder, ranks, workers, files=5, megabytes=megabytes)
 
     def test_nothing_is_read_or_tokenised_twice(self):
@@ -482,50 +483,50 @@ class SimulationTest(TestCase):
         self.assertEqual(found["lanes"], 48)
         self.assertLess(found["rows_read"], 1.1)
         self.assertLess(found["characters_tokenised"], 1.1)
-        self.assertLess(found["repeated"], 0.02)  # a lane has a third of a megabyte, and rows of up to 20 KB
+        self.assertLess(found["repeated"], 0.02)  # a shard has a third of a megabyte, and rows of up to 20 KB
         self.assertGreater(found["first_repeat"], 0.9)
 
-    def test_ranks_that_do_not_divide_the_lanes_read_several_times(self):
+    def test_ranks_that_do_not_divide_the_shards_read_several_times(self):
         found = self.simulated(5, 1, 8)
         self.assertEqual(found["ranks_that_read_each_row"], 5)
         self.assertGreater(found["characters_tokenised"], 2)
 
-    def test_of_a_large_text_each_rank_has_its_own_lanes(self):
+    def test_of_a_large_text_each_rank_has_its_own_shards(self):
         usual = (1, 2, 3, 4, 6, 8, 9, 12, 16, 18, 24, 27, 32, 36, 48, 54, 64)
         self.assertEqual({readers_of(ranks) for ranks in usual}, {1})
 
 
-class LanesTest(parameterized.TestCase):
-    def lanes(self, size: float, files: int | None = None) -> int:
-        """The number of lanes of this many bytes, in files that cannot be divided if their number is given."""
+class VirtualShardsTest(parameterized.TestCase):
+    def shards(self, size: float, files: int | None = None) -> int:
+        """The number of shards of this many bytes, in files that cannot be divided if their number is given."""
         corpus = mock.MagicMock(keeps_files_open=False, can_be_divided=files is None)
         corpus.blocks = [mock.Mock(size=int(size / (files or 1)))] * (files or 1)
         corpus.__len__.return_value = len(corpus.blocks)
-        return streams.number_of_lanes([corpus])
+        return streams.number_of_virtual_shards([corpus])
 
-    def test_usual_numbers_of_ranks_divide_the_lanes_of_every_size(self):
+    def test_usual_numbers_of_ranks_divide_the_shards_of_every_size(self):
         for size in np.geomspace(1e6, 1e12, 100):
-            # A lane needs 32 KB in an epoch: 64 ranks have lanes of their own from 6.3 MB on.
+            # A shard needs 32 KB in an epoch: 64 ranks have shards of their own from 6.3 MB on.
             usual = [
                 ranks for ranks in streams.USUAL_RANKS if size >= max(8, 3 * ranks if ranks % 3 else ranks) * 2**15
             ]
-            self.assertEqual({readers_of(ranks, self.lanes(size)) for ranks in usual}, {1}, f"{size:,.0f}")
+            self.assertEqual({readers_of(ranks, self.shards(size)) for ranks in usual}, {1}, f"{size:,.0f}")
 
     @parameterized.parameters(
         (50_000, 1), (300_000, 4), (1e6, 24), (14e6, 192), (30e6, 192), (40e6, 576), (1e8, 576), (2e8, 1728)
     )
-    def test_numbers(self, size, lanes):
-        self.assertEqual(self.lanes(size), lanes)
+    def test_numbers(self, size, shards):
+        self.assertEqual(self.shards(size), shards)
 
     @parameterized.parameters((30, 16), (100, 36), (256, 256), (1000, 512), (64, 64), (7, 1), (1728, 1728))
-    def test_whole_files(self, files, lanes):
-        self.assertEqual(self.lanes(1e9, files), lanes)
+    def test_whole_files(self, files, shards):
+        self.assertEqual(self.shards(1e9, files), shards)
 
     def test_the_plan_says_what_other_numbers_cost(self):
-        stream = mock.Mock(lanes=24, ranks=16)
+        stream = mock.Mock(shards=24, ranks=16)
         self.assertEqual(
             StreamDataset.described(stream),
-            "24 lanes, each read by 2 of 16 ranks: each tokenises 2 times what it uses "
+            "24 virtual shards, each read by 2 of 16 ranks: each tokenises 2 times what it uses "
             "(1, 2, 3, 4, 6, 8, 12, 24 ranks do not)",
         )
 
@@ -618,7 +619,7 @@ class ScriptTest(parameterized.TestCase):
         for workers in (0, 2):
             self.run_script("fine_tune", f"{flags} {workers}", str(workers))
             self.assertEqual(bool(forks), workers != 0)
-            self.assertLessEqual(len(forks), workers, "a stream has no more workers than lanes")
+            self.assertLessEqual(len(forks), workers, "a stream has no more workers than shards")
         weights = [(self.folder / w / "model.safetensors").read_bytes() for w in ("0", "2")]
         self.assertEqual(*weights)
 

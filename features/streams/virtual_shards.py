@@ -1,19 +1,20 @@
 """Examples read on the fly, each once in an epoch, in an order that depends on neither ranks, workers nor resumes.
 
-    corpus --blocks, dealt anew in each epoch--> lanes --rows--> units --a lane's buffer, shuffled--> examples
+    corpus --blocks, assigned in each epoch--> virtual shards --rows--> units --a shard's buffer, shuffled--> examples
 
-A stream consists of up to 1,728 lanes, small streams that are read side by side. In every epoch each lane is dealt an
-equal share of the corpus: blocks from all over it, and a piece of a block that is divided between two lanes. A lane
-reads its share in a random order, fills a buffer with units (the parts of a row, or packed chunks of tokens), shuffles
-it, gives it out, and fills it again. Example n of the run is example n // lanes of lane n % lanes.
+A stream consists of up to 1,728 virtual shards ("shards" in this file), small streams that are read side by side. In
+every epoch each is assigned an equal share of the corpus: blocks from all over it, and a piece of a block that is
+divided between two shards. A shard reads its share in a random order, fills a buffer with units (the parts of a row, or
+packed chunks of tokens), shuffles it, gives it out, and fills it again. Example n of the run is example n // shards of
+shard n % shards.
 
-All that is random depends only on the seed, the epoch and the place in the lane; the number of lanes depends only on
-the corpus. So a checkpoint holds no more than where each lane's buffer begins, and a resumed run only reads the buffers
-again.
+All that is random depends only on the seed, the epoch and the place in the shard; the number of shards depends only on
+the corpus. So a checkpoint holds no more than where each shard's buffer begins, and a resumed run only reads the
+buffers again. Its keys keep the name that shards had before, "lanes".
 
-Rank r of R takes the examples n with n % R == r. If the number of lanes is a multiple of R, no two ranks read the same
-lane. A rank's workers divide its lanes among them: each reads and tokenises its lanes, and the rank's own process puts
-the examples of a batch together.
+Rank r of R takes the examples n with n % R == r. If the number of shards is a multiple of R, no two ranks read the same
+shard. A rank's workers divide its shards among them: each reads and tokenises its shards, and the rank's own process
+puts the examples of a batch together.
 """
 
 import functools
@@ -34,19 +35,19 @@ from features.streams.blocks import Corpus, Piece
 from foundry.common.errors import StreamError, UserError
 from foundry.common.reports import read_json
 from foundry.common.words import listed
-from foundry.corpora.chunks import LANES, readers_of, shares
+from foundry.corpora.chunks import VIRTUAL_SHARDS, readers_of, shares
 from foundry.corpora.own_ids import is_blank, with_eos
 from foundry.training.own_stream import OwnStream
 
-OPEN_LANES = 2**6 * 3  # most lanes if each keeps a file open
-ALL_LANES = 2**14  # most lanes of all corpora together
-LANE_BYTES = 2**16  # least text that a lane has in an epoch; half of it for multiples of FEW_LANES
-FEW_LANES = 2**3 * 3
-USUAL_RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of ranks that should divide the number of lanes
-TURNS = 4096  # in this many examples of a lane, each corpus has exactly the share of its weight
+OPEN_SHARDS = 2**6 * 3  # most shards if each keeps a file open
+ALL_SHARDS = 2**14  # most shards of all corpora together
+SHARD_BYTES = 2**16  # least text that a shard has in an epoch; half of it for multiples of FEW_SHARDS
+FEW_SHARDS = 2**3 * 3
+USUAL_RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # numbers of ranks that should divide the number of shards
+TURNS = 4096  # in this many examples of a shard, each corpus has exactly the share of its weight
 ENCODE_BATCH = 20_000  # characters tokenised at once for packing, so at most this many are read too early
-COUNTED_LANES = 24  # the number of epochs is the mean over about this many lanes
-# [epoch, number of the lane's piece in this epoch, place of the row in the piece, units of the row to skip]
+COUNTED_SHARDS = 24  # the number of epochs is the mean over about this many shards
+# [epoch, number of the shard's piece in this epoch, place of the row in the piece, units of the row to skip]
 Place = list
 Rows = Iterator[tuple[Place, dict]]
 Units = Callable[[Rows], Iterator[tuple[Place, object]]]  # turns rows into units, each with the place where it begins
@@ -118,56 +119,56 @@ def _batches(rows: Rows, read: Callable[[dict], object]) -> Iterator[list]:
         yield batch
 
 
-# ---------------------------------------------------------------- lanes
-def number_of_lanes(corpora: Sequence[Corpus]) -> int:
-    """The number of lanes: a divisor of LANES with enough text for each lane, or if blocks cannot be divided, a number
-    2^a * 3^b with which all lanes have almost equally many blocks. Of these, from a third of the largest on, the one
-    with which the fewest of USUAL_RANKS read the same row."""
-    most = OPEN_LANES if any(corpus.keeps_files_open for corpus in corpora) else LANES
-    most = min(most, ALL_LANES // len(corpora))
+# ---------------------------------------------------------------- virtual shards
+def number_of_virtual_shards(corpora: Sequence[Corpus]) -> int:
+    """A divisor of VIRTUAL_SHARDS with enough text for each shard, or if blocks cannot be divided, a number 2^a * 3^b
+    with which all shards have almost equally many blocks. Of these, from a third of the largest on, the one with which
+    the fewest of USUAL_RANKS read the same row."""
+    most = OPEN_SHARDS if any(corpus.keeps_files_open for corpus in corpora) else VIRTUAL_SHARDS
+    most = min(most, ALL_SHARDS // len(corpora))
     undivided = [len(corpus) for corpus in corpora if not corpus.can_be_divided]
     if undivided:
         blocks = min(undivided)
-        numbers = [n for n in range(1, min(most, blocks) + 1) if LANES**6 % n == 0]  # 2^a * 3^b
+        numbers = [n for n in range(1, min(most, blocks) + 1) if VIRTUAL_SHARDS**6 % n == 0]  # 2^a * 3^b
         numbers = [n for n in numbers if blocks / n > 0.9 * -(-blocks // n)]
     else:
-        size = max(LANE_BYTES, sum(block.size for corpus in corpora for block in corpus.blocks))
-        numbers = [n for n in range(1, most + 1) if LANES % n == 0]
-        numbers = [n for n in numbers if n * LANE_BYTES <= size * (2 if n % FEW_LANES == 0 and n <= OPEN_LANES else 1)]
+        size = max(SHARD_BYTES, sum(block.size for corpus in corpora for block in corpus.blocks))
+        numbers = [n for n in range(1, most + 1) if VIRTUAL_SHARDS % n == 0]
+        numbers = [n for n in numbers if n * SHARD_BYTES <= size * (1 + (n % FEW_SHARDS == 0 and n <= OPEN_SHARDS))]
     numbers = [n for n in numbers if 3 * n >= max(numbers)]
     return min(numbers, key=lambda n: (sum(readers_of(ranks, n) for ranks in USUAL_RANKS), -n))
 
 
-class LaneSource:
-    """A corpus as all lanes of a stream share it: which of its pieces each lane reads in an epoch, and how.
+class ShardSource:
+    """A corpus as all shards of a stream share it: which of its pieces each shard reads in an epoch, and how.
 
-    units: makes units of its rows (`one_by_one`, `packed`). lanes: number of lanes that share the corpus. buffer: units
-    that a lane shuffles at a time. seed: of the run; number: of the corpus; random orders depend on both.
+    units: makes units of its rows (`one_by_one`, `packed`). shards: how many share the corpus. buffer: units that a
+    shard shuffles at a time. seed: of the run; number: of the corpus; random orders depend on both.
     """
 
-    def __init__(self, corpus: Corpus, units: Units, lanes: int, buffer: int, seed: int, number: int):
-        self.corpus, self.units, self.lanes, self.buffer = corpus, units, lanes, buffer
+    def __init__(self, corpus: Corpus, units: Units, shards: int, buffer: int, seed: int, number: int):
+        self.corpus, self.units, self.shards, self.buffer = corpus, units, shards, buffer
         self.seed, self.number = seed, [number] * (number > 0)  # the first corpus keeps the order it would have alone
         self.sizes = np.array([block.size for block in corpus.blocks])
-        self._hands = functools.lru_cache(2)(self._hands_of_epoch)
+        self._assignment = functools.lru_cache(2)(self._assignment_of_epoch)
         self._pieces: dict[int, tuple[int, list[Piece]]] = {}
 
     def random(self, *numbers: int) -> np.random.Generator:
         """A generator that depends on the seed, the corpus and these numbers."""
         return np.random.default_rng([self.seed, *numbers, *self.number])
 
-    def pieces(self, number: int, lane: int) -> list[Piece]:
-        """The pieces that a lane reads in an epoch, in their order."""
-        if self._pieces.get(lane, (None,))[0] != number:
-            self._pieces[lane] = number, list(self._deal(number, lane))
-        return self._pieces[lane][1]
+    def pieces(self, number: int, shard: int) -> list[Piece]:
+        """The pieces that a shard reads in an epoch, in their order."""
+        if self._pieces.get(shard, (None,))[0] != number:
+            self._pieces[shard] = number, list(self._assigned_pieces(number, shard))
+        return self._pieces[shard][1]
 
-    def _deal(self, number: int, lane: int) -> Iterator[Piece]:
-        hands, order, ends, parts = self._hands(number)
+    def _assigned_pieces(self, number: int, shard: int) -> Iterator[Piece]:
+        assigned, order, ends, parts = self._assignment(number)
         if not self.corpus.can_be_divided:
-            yield from (Piece(block) for block in hands[lane].tolist() if block >= 0)
+            yield from (Piece(block) for block in assigned[shard].tolist() if block >= 0)
             return
-        begin, end = (int(ends[-1]) * part // self.lanes for part in (parts[lane], parts[lane] + 1))
+        begin, end = (int(ends[-1]) * part // self.shards for part in (parts[shard], parts[shard] + 1))
         for which in range(np.searchsorted(ends, begin, "right"), np.searchsorted(ends, end, "left") + 1):
             block = int(order[which])
             before = int(ends[which]) - int(self.sizes[block])
@@ -175,32 +176,32 @@ class LaneSource:
             if begin < end and (piece.begin is None or piece.begin != piece.end):
                 yield piece
 
-    def _hands_of_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
-        """Deals the blocks of an epoch to the lanes. Neighbouring blocks, which are alike, go to different lanes.
+    def _assignment_of_epoch(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[int]]:
+        """Assigns the blocks of an epoch to the shards. Neighbouring blocks, which are alike, go to different shards.
 
-        Returns (hands, order, ends, parts):
-        - hands [lanes, most blocks of a lane]: the blocks of each lane; -1 where it has no more
-        - order [blocks]: the same blocks in one line, one lane after the other
+        Returns (assigned, order, ends, parts):
+        - assigned [shards, most blocks of a shard]: the blocks of each shard; -1 where it has no more
+        - order [blocks]: the same blocks in one line, one shard after the other
         - ends [blocks]: bytes of that line up to the end of each block
-        - parts [lanes]: the part of the line that each lane reads, if blocks can be divided: the line is then cut into
-          parts of equal size, so that all lanes end an epoch together
+        - parts [shards]: the part of the line that each shard reads, if blocks can be divided: the line is then cut
+          into parts of equal size, so that all shards end an epoch together
         """
         blocks, random = len(self.corpus), self.random(0, number)
-        hands = np.full((-(-blocks // self.lanes), self.lanes), -1)
-        hands.flat[:blocks] = np.arange(blocks)
-        hands = random.permuted(random.permuted(hands, axis=1), axis=0).T
-        order = hands[hands >= 0]
-        return hands, order, np.cumsum(self.sizes[order]), random.permutation(self.lanes).tolist()
+        assigned = np.full((-(-blocks // self.shards), self.shards), -1)
+        assigned.flat[:blocks] = np.arange(blocks)
+        assigned = random.permuted(random.permuted(assigned, axis=1), axis=0).T
+        order = assigned[assigned >= 0]
+        return assigned, order, np.cumsum(self.sizes[order]), random.permutation(self.shards).tolist()
 
-    def epochs_of(self, lane: int, place: Place) -> float:
-        """How many epochs of its share of the corpus a lane has made up to a place, estimated from the place."""
+    def epochs_of(self, shard: int, place: Place) -> float:
+        """How many epochs of its share of the corpus a shard has made up to a place, estimated from the place."""
         number, which, row, _ = place
-        pieces = self.pieces(number, lane)
+        pieces = self.pieces(number, shard)
         begun = self.corpus.share_read(pieces[which], row) if which < len(pieces) else 0
         return number + (which + begun) / max(1, len(pieces))
 
     def check_not_empty(self) -> None:
-        """UserError if the corpus gives no example at all: a lane would search for one forever."""
+        """UserError if the corpus gives no example at all: a shard would search for one forever."""
         rows = (([0, 0, place, 0], row) for place, row in self.corpus.all_rows())
         if next(self.units(rows), None) is None:
             raise UserError(
@@ -209,14 +210,14 @@ class LaneSource:
             )
 
 
-class Lane:
+class VirtualShard:
     """One of the small streams of a corpus. Examples must be taken in increasing order of their numbers.
 
     state: where its buffer begins, as `state` returned it: [number of the first example, place of the first unit].
     """
 
-    def __init__(self, source: LaneSource, lane: int, state: list | None = None):
-        self.source, self.lane = source, lane
+    def __init__(self, source: ShardSource, shard: int, state: list | None = None):
+        self.source, self.shard = source, shard
         self.first, self.place = state or (0, [0, 0, None, 0])
         self.buffer, self.order, self.ahead = [], [], []
         self.units = source.units(self._rows(*self.place))
@@ -233,8 +234,8 @@ class Lane:
     def _fill(self) -> None:
         source, size = self.source, self.source.buffer
         self.first += len(self.buffer)
-        if self.first == 0:  # first buffers grow from lane to lane, so that later ones are not all filled in one step
-            size = max(1, size * (self.lane + 1) // source.lanes)
+        if self.first == 0:  # first buffers grow from shard to shard, so that later ones are not all filled in one step
+            size = max(1, size * (self.shard + 1) // source.shards)
         read = []
         while len(read) < size:
             self.ahead += itertools.islice(self.units, 2 - len(self.ahead))
@@ -243,12 +244,12 @@ class Lane:
             read.append(self.ahead.pop(0))
         self.place = read[0][0]
         self.buffer = [unit for _, unit in read]
-        self.order = source.random(1, self.lane, self.first).permutation(len(read))
+        self.order = source.random(1, self.shard, self.first).permutation(len(read))
 
     def _rows(self, first_epoch: int, which: int, start: int | None, skip: int) -> Iterator[tuple[Place, dict]]:
         source = self.source
         for number in itertools.count(first_epoch):
-            pieces = source.pieces(number, self.lane)
+            pieces = source.pieces(number, self.shard)
             while which < len(pieces):
                 for place, row in source.corpus.rows(pieces[which], start):
                     yield [number, which, place, skip], row
@@ -257,32 +258,32 @@ class Lane:
             which = 0
 
 
-class MixedLane:
-    """One lane that takes its examples from the lanes of several corpora, by the corpora's weights.
+class MixedShard:
+    """One shard that takes its examples from the shards of several corpora, by the corpora's weights.
 
-    turns: [TURNS] numbers of corpora, each as often as its weight says; every lane shuffles them in its own way, anew
-    for every TURNS examples. states: one for the lane of each corpus.
+    turns: [TURNS] numbers of corpora, each as often as its weight says; every shard shuffles them in its own way, anew
+    for every TURNS examples. states: one for the shard of each corpus.
     """
 
-    def __init__(self, sources: list[LaneSource], turns: np.ndarray, lane: int, states: list | None = None):
+    def __init__(self, sources: list[ShardSource], turns: np.ndarray, shard: int, states: list | None = None):
         states = states or [None] * len(sources)
-        self.lanes = [Lane(source, lane, state) for source, state in zip(sources, states, strict=True)]
-        self.turns, self.lane = turns, lane
+        self.shards = [VirtualShard(source, shard, state) for source, state in zip(sources, states, strict=True)]
+        self.turns, self.shard = turns, shard
         self._round, self._rest = None, 0
 
     def state(self) -> list:
-        return [lane.state() for lane in self.lanes]
+        return [shard.state() for shard in self.shards]
 
     def take(self, number: int) -> object:
         """The n-th example. The numbers must increase from call to call."""
         corpus, own_number = self._turn(number)
-        return self.lanes[corpus].take(own_number)
+        return self.shards[corpus].take(own_number)
 
     def _turn(self, number: int) -> tuple[int, int]:
-        """(corpus of the n-th example, the example's number among those that the lane takes from this corpus)."""
+        """(corpus of the n-th example, the example's number among those that the shard takes from this corpus)."""
         round_, rest = divmod(number, len(self.turns))
         if self._round != round_:
-            random = self.lanes[0].source.random(2, self.lane, round_)
+            random = self.shards[0].source.random(2, self.shard, round_)
             self._round, self._rest, self._order = round_, 0, random.permutation(self.turns)
             self._given = round_ * self._count(self.turns)  # examples that each corpus has given before this example
         self._given = self._given + self._count(self._order[self._rest : rest])
@@ -291,16 +292,16 @@ class MixedLane:
         return corpus, int(self._given[corpus])
 
     def _count(self, turns: np.ndarray) -> np.ndarray:
-        return np.bincount(turns, minlength=len(self.lanes))
+        return np.bincount(turns, minlength=len(self.shards))
 
 
 class StreamDataset(OwnStream):
     """This rank's share of each batch, without end. Each item of a worker is (the worker's examples of the next batch,
-    the states of its lanes that have changed).
+    the states of its shards that have changed).
 
     corpora: [(corpus, how units are made of its rows: `one_by_one` or `packed`)]. make_examples: (numbers of examples,
     their units) -> a list of what the collator takes. weights: the share of the examples that each corpus gives.
-    shuffle_buffer_size: units in the buffers of all lanes together. description: anything else that decides what the
+    shuffle_buffer_size: units in the buffers of all shards together. description: anything else that decides what the
     examples are; a run resumes only if it is the same.
     """
 
@@ -317,16 +318,16 @@ class StreamDataset(OwnStream):
         description: str = "",
     ):
         self.make_examples, self.batch_size, self.rank, self.ranks = make_examples, batch_size, rank, ranks
-        self.lanes = number_of_lanes([corpus for corpus, _ in corpora])
-        lane_buffer = shuffle_buffer_size // self.lanes
+        self.shards = number_of_virtual_shards([corpus for corpus, _ in corpora])
+        shard_buffer = shuffle_buffer_size // self.shards
         self.sources = [
-            LaneSource(corpus, units, self.lanes, max(1, int(lane_buffer * weight)), seed, number)
+            ShardSource(corpus, units, self.shards, max(1, int(shard_buffer * weight)), seed, number)
             for number, ((corpus, units), weight) in enumerate(zip(corpora, weights, strict=True))
         ]
         self.weights = list(weights)
         self.turns = np.repeat(np.arange(len(corpora), dtype=np.uint16), shares(weights, TURNS))
         # All that decides the order: a state saved by a stream with another order would point to other examples.
-        others = [self.lanes, self.weights, seed, shuffle_buffer_size, description]
+        others = [self.shards, self.weights, seed, shuffle_buffer_size, description]
 
         def fingerprint(of_corpora: list[str]) -> str:
             decisive = [[print_, len(c), c.blocks[0].start] for print_, (c, _) in zip(of_corpora, corpora, strict=True)]
@@ -334,7 +335,7 @@ class StreamDataset(OwnStream):
 
         self.fingerprint = fingerprint([c.fingerprint for c, _ in corpora])
         self.older_fingerprint = fingerprint([c.older_fingerprint or c.fingerprint for c, _ in corpora])
-        self.next_example, self.lane_states = 0, {}
+        self.next_example, self.shard_states = 0, {}
 
     @classmethod
     def of_run(
@@ -354,18 +355,19 @@ class StreamDataset(OwnStream):
         return stream
 
     @property
-    def own_lanes(self) -> list[int]:
-        """The lanes from which this rank takes examples. They depend on where the stream begins, which may be any
+    def own_shards(self) -> list[int]:
+        """The shards from which this rank takes examples. They depend on where the stream begins, which may be any
         example if a run resumes with another global batch."""
         first = self.next_example + self.rank
-        return sorted({(first + self.ranks * i) % self.lanes for i in range(self.lanes)})
+        return sorted({(first + self.ranks * i) % self.shards for i in range(self.shards)})
 
     def described(self) -> str:
-        """How many lanes there are and how many ranks read each, for the plan."""
-        readers = readers_of(self.ranks, self.lanes)
-        free = listed(str(ranks) for ranks in range(1, min(self.lanes, USUAL_RANKS[-1]) + 1) if not self.lanes % ranks)
+        """How many shards there are and how many ranks read each, for the plan."""
+        readers = readers_of(self.ranks, self.shards)
+        most = min(self.shards, USUAL_RANKS[-1])
+        free = listed(str(ranks) for ranks in range(1, most + 1) if not self.shards % ranks)
         shared = f"{readers} of {self.ranks} ranks: each tokenises {readers} times what it uses ({free} ranks do not)"
-        return f"{self.lanes:,} lanes, each read by {'one rank' if readers == 1 else shared}"
+        return f"{self.shards:,} virtual shards, each read by {'one rank' if readers == 1 else shared}"
 
     def __iter__(self) -> Iterator[tuple[object, dict | None]]:
         """A worker's items. If the data cannot be read, the last one is (what is wrong with them, None)."""
@@ -378,18 +380,18 @@ class StreamDataset(OwnStream):
             yield str(error), None
 
     def items(self, index: int, workers: int) -> Iterator[tuple[dict, dict]]:
-        """For each batch, ({number of an example: example}, {lane: its state}) from worker `index` of `workers`."""
-        lanes = {
-            lane: MixedLane(self.sources, self.turns, lane, self.lane_states.get(lane))
-            for lane in self.own_lanes[index::workers]
+        """For each batch, ({number of an example: example}, {shard: its state}) from worker `index` of `workers`."""
+        shards = {
+            shard: MixedShard(self.sources, self.turns, shard, self.shard_states.get(shard))
+            for shard in self.own_shards[index::workers]
         }
-        states = {lane: mixed.state() for lane, mixed in lanes.items()}
+        states = {shard: mixed.state() for shard, mixed in shards.items()}
         for first in itertools.count(self.next_example + self.rank, self.batch_size * self.ranks):
             numbers = range(first, first + self.batch_size * self.ranks, self.ranks)
-            numbers = [number for number in numbers if number % self.lanes in lanes]
-            units = [lanes[number % self.lanes].take(number // self.lanes) for number in numbers]
-            after = {number % self.lanes: lanes[number % self.lanes].state() for number in numbers}
-            changed = {lane: state for lane, state in after.items() if states[lane] != state}
+            numbers = [number for number in numbers if number % self.shards in shards]
+            units = [shards[number % self.shards].take(number // self.shards) for number in numbers]
+            after = {number % self.shards: shards[number % self.shards].state() for number in numbers}
+            changed = {shard: state for shard, state in after.items() if states[shard] != state}
             states |= changed
             examples = self.make_examples(np.array(numbers), units) if numbers else []
             yield dict(zip(numbers, examples, strict=True)), changed
@@ -397,16 +399,16 @@ class StreamDataset(OwnStream):
     def first_state(self) -> dict:
         """The state before the first batch."""
         unread = [[0, [0, 0, None, 0]] for _ in self.sources]
-        lanes = {lane: self.lane_states.get(lane, unread) for lane in self.own_lanes}
-        return {"next_example": self.next_example, "lanes": lanes, "fingerprint": self.fingerprint}
+        shards = {shard: self.shard_states.get(shard, unread) for shard in self.own_shards}
+        return {"next_example": self.next_example, "lanes": shards, "fingerprint": self.fingerprint}
 
     def epochs_of(self, state: dict) -> float:
-        """How many epochs of the text this rank's lanes have made up to a state; for several corpora the mean by
+        """How many epochs of the text this rank's shards have made up to a state; for several corpora the mean by
         their weights."""
-        lanes = self.own_lanes[:: -(-len(self.own_lanes) // COUNTED_LANES)]
+        shards = self.own_shards[:: -(-len(self.own_shards) // COUNTED_SHARDS)]
         epochs = [
-            [source.epochs_of(lane, place) for source, (_, place) in zip(self.sources, places, strict=True)]
-            for lane, places in ((lane, state["lanes"][lane]) for lane in lanes)
+            [source.epochs_of(shard, place) for source, (_, place) in zip(self.sources, places, strict=True)]
+            for shard, places in ((shard, state["lanes"][shard]) for shard in shards)
         ]
         return float(np.average(np.mean(epochs, axis=0), weights=self.weights))
 
@@ -434,13 +436,13 @@ class StreamDataset(OwnStream):
                 "--shuffle_buffer_size, tokenizer and lengths must stay"
             )
         try:
-            self.next_example, self.lane_states = states[0]["next_example"], {}
-            for lane, of_corpora in (pair for state in states for pair in state["lanes"].items()):
-                # If several ranks have read a lane, the state of the rank that has read furthest counts.
-                known = self.lane_states.get(int(lane), of_corpora)
+            self.next_example, self.shard_states = states[0]["next_example"], {}
+            for shard, of_corpora in (pair for state in states for pair in state["lanes"].items()):
+                # If several ranks have read a shard, the state of the rank that has read furthest counts.
+                known = self.shard_states.get(int(shard), of_corpora)
                 pairs = zip(known, of_corpora, strict=True)
-                self.lane_states[int(lane)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
-            fits = all(map(self._fits, range(self.lanes)))
+                self.shard_states[int(shard)] = [max(pair, key=lambda state: state[0]) for pair in pairs]
+            fits = all(map(self._fits, range(self.shards)))
         except (KeyError, TypeError, ValueError, AttributeError):
             fits = False
         if not fits:
@@ -448,12 +450,12 @@ class StreamDataset(OwnStream):
                 f"--resume_from_checkpoint {checkpoint}: its stream_state_*.json name no place in the stream"
             )
 
-    def _fits(self, lane: int) -> bool:
-        """Whether a lane's state is that of one whose next example is in its buffer, or the first one after it."""
+    def _fits(self, shard: int) -> bool:
+        """Whether a shard's state is that of one whose next example is in its buffer, or the first one after it."""
         unread = [[0, [0, 0, None, 0]] for _ in self.sources]
-        given, begun, room = -(-(self.next_example - lane) // self.lanes), 0, 0
+        given, begun, room = -(-(self.next_example - shard) // self.shards), 0, 0
         for source, (first, (number, which, place, skip)) in zip(
-            self.sources, self.lane_states.get(lane, unread), strict=True
+            self.sources, self.shard_states.get(shard, unread), strict=True
         ):
             begun, room = begun + first, room + source.buffer
             numbers = first, number, which, skip, *([] if place is None else [place])
@@ -489,7 +491,7 @@ class StreamLoader(torch.utils.data.DataLoader):
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
     ):
-        workers = min(workers, len(dataset.own_lanes))
+        workers = min(workers, len(dataset.own_shards))
         super().__init__(
             dataset,
             batch_size=None,
@@ -511,12 +513,12 @@ class StreamLoader(torch.utils.data.DataLoader):
         items, stream = super().__iter__() if self.items is None else self.items, self.dataset
         state = self.state
         while True:
-            examples, lanes = {}, {}
+            examples, shards = {}, {}
             for found, changed in itertools.islice(items, max(1, self.num_workers)):
                 if changed is None:
                     raise StreamError(found)
                 examples |= found
-                lanes |= changed
+                shards |= changed
             if len(examples) != stream.batch_size:  # a worker has ended: its examples must not be lost silently
                 raise RuntimeError(f"a batch of {stream.batch_size:,} examples has {len(examples):,}")
             batch = self.collate([examples[number] for number in sorted(examples)])
@@ -524,7 +526,7 @@ class StreamLoader(torch.utils.data.DataLoader):
                 for name, tensor in batch.items():
                     batch[name] = tensor.pin_memory()
             after = state["next_example"] + stream.batch_size * stream.ranks
-            self.state = state = state | {"next_example": after, "lanes": state["lanes"] | lanes}
+            self.state = state = state | {"next_example": after, "lanes": state["lanes"] | shards}
             yield batch
 
     def set_epoch(self, epoch: int) -> None:
