@@ -19,8 +19,8 @@ Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int | None = None) -> list[list[int]]:
     """The token ids of sources, each cut at `most` of them, with what the tokenizer puts around a text.
 
-    In training and at all doors a text with <extra_id_n> has the ids of `gap_encoder`. The tokenizer itself would write
-    a token that no checkpoint was trained on (ByT5), or begin a new word behind the gap (T5).
+    In training and at all entry points a text with <extra_id_n> has the ids of `gap_encoder`. The tokenizer itself
+    would write a token that no checkpoint was trained on (ByT5), or begin a new word behind the gap (T5).
     """
     if not texts:
         return []

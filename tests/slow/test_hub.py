@@ -27,7 +27,7 @@ RUNS = [
     ["pre_train", *TEXT, "--output_dir", "online"],
     ["pre_train", *TEXT, "--streaming", "--output_dir", "streamed"],
     ["fine_tune", "--task", "glue/cola", "--num_train_epochs", "1", "--output_dir", "tuned"],
-    *(["rows", name, door] for name in ("me/lines", "me/table") for door in ("cached", "streamed")),
+    *(["rows", name, how] for name in ("me/lines", "me/table") for how in ("cached", "streamed")),
     ["stop"],
     ["pre_train", *TEXT, "--output_dir", "offline"],
     *(["rows", name, "offline"] for name in ("me/lines", "me/table")),
@@ -49,8 +49,8 @@ from foundry.common.machine import is_answered
 from foundry.corpora.hub import load_dataset_splits
 from foundry.corpora.reading import read_any_rows
 
-def texts(name, door):
-    rows = load_dataset_splits(name, None, "--hub_dataset", streaming=door == "streamed")["train"]
+def texts(name, how):
+    rows = load_dataset_splits(name, None, "--hub_dataset", streaming=how == "streamed")["train"]
     if isinstance(rows, list):
         rows = [row for path in rows for row in read_any_rows(path)]
     return [row["a"] for row in rows]
@@ -131,9 +131,9 @@ class HubTest(parameterized.TestCase):
     def test_without_the_hub_what_it_gave_is_there(self):
         self.assertEqual(self.weights("offline"), self.weights("online"))
 
-    @parameterized.product(name=("me_lines", "me_table"), door=("cached", "streamed", "offline"))
-    def test_texts_are_those_of_the_files(self, name, door):
-        read = json.loads((self.folder / f"{name}.{door}").read_text())
+    @parameterized.product(name=("me_lines", "me_table"), how=("cached", "streamed", "offline"))
+    def test_texts_are_those_of_the_files(self, name, how):
+        read = json.loads((self.folder / f"{name}.{how}").read_text())
         self.assertEqual(read, [*TEXTS, 7 if name == "me_lines" else "7"])
 
     def test_a_stream(self):

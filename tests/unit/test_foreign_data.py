@@ -212,7 +212,7 @@ class SameTextsTest(parameterized.TestCase):
         return task
 
     @parameterized.parameters(*FILES)
-    def test_every_door(self, name):
+    def test_every_entry_point(self, name):
         (self.folder / "set").mkdir()
         (self.folder / "set" / f"train_{name}").write_text(self.FILES[name][0])
         (self.folder / "set" / f"validation{name[name.index('.') :]}").write_text(self.FILES[name][0])

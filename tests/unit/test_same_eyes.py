@@ -49,7 +49,7 @@ def workspace() -> Path:
     return folder
 
 
-def run_door(out: Path, door: str, model: Path | str, tokenizer: Path | str, code: int | None) -> str:
+def run_script(out: Path, script: str, model: Path | str, tokenizer: Path | str, code: int | None) -> str:
     """What a script prints that answers with, or exports, a model and tokenizer of the workspace."""
     place = workspace()
     flags = ["--model_name_or_path", place / model, "--tokenizer_name", place / tokenizer]
@@ -63,7 +63,7 @@ def run_door(out: Path, door: str, model: Path | str, tokenizer: Path | str, cod
         ),
         "evaluate": (evaluate_t5.main, [*pairs, *to, *cache, "--max_target_length", 9]),
         "export": (export_checkpoint.main, [*to, "--num_samples", 2]),
-    }[door]
+    }[script]
     _, printed, error = run_main(main, *flags, *more, code=code)
     return printed + error
 
@@ -71,29 +71,29 @@ def run_door(out: Path, door: str, model: Path | str, tokenizer: Path | str, cod
 class TokenizerTest(parameterized.TestCase):
     """Another tokenizer of the same size: answers would be noise, and an export would be called equal."""
 
-    @parameterized.product(door=("predict", "evaluate", "export"))
-    def test_another_tokenizer_of_the_same_size_is_refused_by_name(self, door):
-        error = run_door(self.folder, door, "model", "other", 2)
+    @parameterized.product(script=("predict", "evaluate", "export"))
+    def test_another_tokenizer_of_the_same_size_is_refused_by_name(self, script):
+        error = run_script(self.folder, script, "model", "other", 2)
         own, other = (load_tokenizer(str(workspace() / name)).get_vocab() for name in ("model", "other"))
         self.assertLen(other, len(own))
         differ = len({*own.items()} ^ {*other.items()})
         self.assertRegex(error, f"error: --tokenizer_name .*/other: is not the tokenizer of .*/model: {differ} pieces")
         self.assertFalse((self.folder / "out").exists())
 
-    @parameterized.product(door=("predict", "evaluate", "export"), model=("model", "bare/model"))
-    def test_the_own_one_elsewhere_or_that_of_a_model_without_is_taken(self, door, model):
-        run_door(self.folder, door, model, "same", None)
+    @parameterized.product(script=("predict", "evaluate", "export"), model=("model", "bare/model"))
+    def test_the_own_one_elsewhere_or_that_of_a_model_without_is_taken(self, script, model):
+        run_script(self.folder, script, model, "same", None)
         self.assertTrue((self.folder / "out").exists())
 
 
 class WeightsTest(parameterized.TestCase):
-    @parameterized.product(door=("predict", "evaluate"), value=("nan", "inf", "-inf"))
-    def test_weights_that_are_not_finite_are_refused_by_name(self, door, value):
+    @parameterized.product(script=("predict", "evaluate"), value=("nan", "inf", "-inf"))
+    def test_weights_that_are_not_finite_are_refused_by_name(self, script, value):
         folder = shutil.copytree(workspace() / "model", self.folder / "model")
         weights, name = load_file(folder / "model.safetensors"), "encoder.block.0.layer.1.DenseReluDense.wo.weight"
         weights[name][3, 5] = float(value)
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        error = run_door(self.folder, door, folder, folder, 2)
+        error = run_script(self.folder, script, folder, folder, 2)
         self.assertIn(f"error: --model_name_or_path {folder}: {name} has NaN or infinite numbers", error)
 
 

@@ -341,7 +341,7 @@ class HeadsTest(parameterized.TestCase):
 
     @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
     @parameterized.parameters(("tokens", "words", "tags"), ("labels", "text", "labels"))
-    def test_rows_are_read_as_meant_at_every_door(self, head, source, target):
+    def test_rows_are_read_as_meant_by_every_script(self, head, source, target):
         """Skipped rows, and tags that are written otherwise, change nothing: in the training, in an evaluation by its
         record or of another file, and in answers to a CoNLL file."""
         files, odd = {}, dict(o="O", **{f"{a.lower()}_{b}": f"{a}-{b}" for a in "BI" for b in "AB"})
@@ -421,7 +421,7 @@ class HeadsTest(parameterized.TestCase):
         self.assertAlmostEqual(results["eval_accuracy"], np.mean(right))
 
     @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
-    def test_conll_files_are_read_alike_at_every_door(self):
+    def test_conll_files_are_read_alike_by_every_script(self):
         """Of index, word, class and tag, in a .txt; the tags as IOBES, of which seqeval counts the entities."""
         from seqeval.metrics import f1_score as entity_f1
 
@@ -467,8 +467,8 @@ class HeadsTest(parameterized.TestCase):
         flags = ["--model_name_or_path", folder, "--input_file", source, "--use_cpu", "--batch_size", 1]
         self.assertEqual(run_main(predict_t5.main, *flags)[0], {"inputs": 4, "answered": 1})
         self.assertEqual(answers.read_bytes(), written)
-        doors = [(predict_t5.main, ["--num_beams", 2, "--input_file", source]), (evaluate_t5.main, ["--do_predict"])]
-        for main, flags in doors:
+        scripts = [(predict_t5.main, ["--num_beams", 2, "--input_file", source]), (evaluate_t5.main, ["--do_predict"])]
+        for main, flags in scripts:
             _, _, err = run_main(main, "--model_name_or_path", folder, "--use_cpu", *flags, code=2)
             self.assertIn(f"{flags[0]} ", err)
 
@@ -506,11 +506,11 @@ class HeadsTest(parameterized.TestCase):
             (folder / "task.json").write_text(json.dumps(record | {"head": value}))
             with self.subTest(head=value), self.assertRaisesRegex(UserError, "task.json|config.json"):
                 saved_kind(str(folder), {})
-        doors = [(predict_t5.main, ["--input_file", source, "--use_cpu"]), (evaluate_t5.main, ["--use_cpu"])]
-        doors.append((export_checkpoint.main, ["--output_dir", self.folder / "exported"]))
+        scripts = [(predict_t5.main, ["--input_file", source, "--use_cpu"]), (evaluate_t5.main, ["--use_cpu"])]
+        scripts.append((export_checkpoint.main, ["--output_dir", self.folder / "exported"]))
         for changes in (dict(head=3), dict(max_source_length=-1), dict(dataset_name=5)):
             (folder / "task.json").write_text(json.dumps(record | changes))
-            for main, flags in doors:
+            for main, flags in scripts:
                 _, out, err = run_main(main, "--model_name_or_path", folder, *flags, code=2)
                 self.assertEqual(err.count("\n"), 1, out + err)
                 self.assertIn("task.json", err)

@@ -205,7 +205,7 @@ class FamiliesTest(parameterized.TestCase):
         self.assertEqual(given[0] if family in zoo.GEMMA else given[-1], 2 if family in zoo.GEMMA else 1)
 
     @parameterized.parameters(*zoo.FAMILIES)
-    def test_every_door_reads_a_gap_as_the_prompt(self, family):
+    def test_every_entry_point_reads_a_gap_as_the_prompt(self, family):
         """The sentinels with which the family was trained: published ids, as the zoo has them."""
         folder, words = animal(family)
         tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
@@ -216,13 +216,13 @@ class FamiliesTest(parameterized.TestCase):
         self.assertEqual([number for number in wanted if number in sentinels], sentinels[:2])
         plan = mock.Mock(tokenizer=tokenizer, entry=TaskEntry(max_source_length=100))
         rows = {"text": [text, "Bo rili."], "prediction": ["a", "b"]}
-        doors = {
+        entry_points = {
             "file, server and page": tokenise([text, "Bo rili."], plan),
             "export": encode(tokenizer, [text, "Bo rili."]),
             "training": build_tokenize_function("x", task, tokenizer, 100, 8)(rows)["input_ids"],
         }
-        for door, found in doors.items():
-            self.assertEqual([list(map(int, ids)) for ids in found], [wanted, plain], door)
+        for entry_point, found in entry_points.items():
+            self.assertEqual([list(map(int, ids)) for ids in found], [wanted, plain], entry_point)
         ends = wanted[:1] + wanted[1:4] if family in zoo.GEMMA else [*wanted[:3], 1]
         plan.entry = TaskEntry(max_source_length=4)
         self.assertEqual(tokenise([text], plan), [ends])
