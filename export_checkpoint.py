@@ -233,10 +233,10 @@ def export_model(
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
-        form = resolve(FORMATS[kind])
-        found[kind], lines[kind] = form.write(kind, original, folder / kind)
+        export_format = resolve(FORMATS[kind])
+        found[kind], lines[kind] = export_format.write(kind, original, folder / kind)
         written = {path for path in (folder / kind).rglob("*") if path.is_file()}
-        unnamed = written - {*named_files(folder / kind, form.files).values()}
+        unnamed = written - {*named_files(folder / kind, export_format.files).values()}
         assert not unnamed, f"{kind}: its Format does not name {sorted(unnamed)}, so no upload would publish them"
         write_json(folder / kind / COMPARISON, found[kind])
     return found, lines

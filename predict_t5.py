@@ -207,7 +207,8 @@ def answer_settings(plan: Plan) -> dict:
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
     for feature in plan.features:
         settings |= {name: getattr(feature, name) for name in feature.decisive} | feature.record()
-    settings["form"] = weights_of(plan.features).form() or "float32"
+    # "form", since files of answers that are continued have it.
+    settings["form"] = weights_of(plan.features).weight_format() or "float32"
     beside = [plan.folder / name for name in (TASK_RECORD, "generation_config.json")]
     files = [*backend_of(plan).files(args.model_name_or_path), *(file for file in beside if file.is_file())]
     settings |= {

@@ -154,7 +154,7 @@ def get_model(
     """
     changed = None
     if args.model_name_or_path:
-        as_saved = reads_as_saved(weights_of(features).form())
+        as_saved = reads_as_saved(weights_of(features).weight_format())
         model = model_source(features).loaded(args.model_name_or_path, args.attn_implementation)
         model = model or load_model(args.model_name_or_path, args.attn_implementation, as_saved)
         leave_out_layers(model, parse_overrides(args.config_overrides))
@@ -244,11 +244,11 @@ def switch_vocabulary(model: PreTrainedModel, args: Any, tokenizer: PreTrainedTo
 
 
 def check_model_source(
-    args: Any, training_args: Any = None, packed: str | None = None, form: str | None = None
+    args: Any, training_args: Any = None, packed: str | None = None, weight_format: str | None = None
 ) -> None:
     """UserError, before any text or weight is read, for a model that is unknown or of another architecture, that does
     not support other flags (`check_options`) or fit into memory, or that the run would delete. args: the
-    ModelArguments. form: of frozen weights."""
+    ModelArguments. weight_format: of frozen weights."""
     if args.model_name_or_path:
         config = named_config(args.model_name_or_path)
     elif args.config_name:
@@ -257,7 +257,7 @@ def check_model_source(
         return
     check_options(config, args.attn_implementation, training_args, packed)
     named = "model_name_or_path" if args.model_name_or_path else "config_name"
-    check_room(config, f"--{named} {getattr(args, named)}", form or "float32")
+    check_room(config, f"--{named} {getattr(args, named)}", weight_format or "float32")
     if is_local_model(args.model_name_or_path) and training_args:
         base, folder = Path(args.model_name_or_path).resolve(), Path(training_args.output_dir).resolve()
         if training_args.overwrite_output_dir and folder == base.parent and base.name.startswith("checkpoint-"):
@@ -267,16 +267,16 @@ def check_model_source(
             )
 
 
-def check_room(config: PreTrainedConfig, shown: str, form: str = "float32") -> None:
+def check_room(config: PreTrainedConfig, shown: str, weight_format: str = "float32") -> None:
     """UserError if the machine's memory cannot hold the whole model in each of its processes, which build it before it
-    is sharded or sent to a GPU. shown: the flag and value that name it. form: of its layers' weights."""
+    is sharded or sent to a GPU. shown: the flag and value that name it. weight_format: of its layers' weights."""
     shape, processes = shape_of(config), processes_here()
-    layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), form)
+    layers = bytes_of((shape.layer_weights // shape.encoder.width, shape.encoder.width), weight_format)
     needed, free = (layers + 4 * shape.embedding_weights) * processes, available_memory()
     if needed > free:
         copies = f", one for each of {processes} processes," if processes > 1 else ""
         raise UserError(
-            f"{shown}: its weights in {form}{copies} take {human_bytes(needed)} of the machine's memory "
+            f"{shown}: its weights in {weight_format}{copies} take {human_bytes(needed)} of the machine's memory "
             f"before they are sharded or sent to a GPU, and {human_bytes(free)} are free"
         )
 
@@ -352,10 +352,10 @@ def load_model(
 def load_to_answer(
     name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
 ) -> PreTrainedModel:
-    """`load_model` for evaluation and prediction. Where the weights are held in a form other than float32, an
+    """`load_model` for evaluation and prediction. Where the weights are held in a format other than float32, an
     adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
     are not finite, with which all answers would be empty (one pass over the weights)."""
-    as_saved = reads_as_saved(weights_of(features).form())
+    as_saved = reads_as_saved(weights_of(features).weight_format())
     model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest

@@ -116,7 +116,7 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     args = plan.args
     model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
     fit_vocabulary(model, plan.tokenizer)
-    as_saved = reads_as_saved(weights_of(plan.features).form())
+    as_saved = reads_as_saved(weights_of(plan.features).weight_format())
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
     mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
     use_fast_products(model)

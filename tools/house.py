@@ -44,8 +44,8 @@ def ended():
     print("files", len(seen), *sorted(seen), flush=True)
     os._exit(0)
 def ask():
-    form = {"Content-Type": "application/json"}
-    request = urllib.request.Request("http://127.0.0.1:8765/v1/completions", b'{"prompt": "word"}', form)
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request("http://127.0.0.1:8765/v1/completions", b'{"prompt": "word"}', headers)
     urllib.request.urlopen(request).read()
 def client():
     global watching

@@ -40,8 +40,8 @@ MOST_VALUE = 1e30
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags. SystemExit, with argparse's message, if they are wrong."""
-    form = dict(description=introduction(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser = argparse.ArgumentParser("plot_runs.py", **form)
+    options = dict(description=introduction(__doc__), formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser("plot_runs.py", **options)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a folder, or label=folder,folder,... for several seeds")
     parser.add_argument("--output", type=Path, default=Path("runs.png"), help="picture: .png, .pdf, .svg (runs.png)")
     parser.add_argument("--x", choices=("steps", "tokens", "seconds"), default="steps", help="horizontal axis")
@@ -144,8 +144,8 @@ def runs_table(groups: dict[str, list[dict]], metrics: list[str]) -> str:
         row.append(mean_and_deviation([last(run, "loss") for run in runs], "{:.3f}"))
         row.append(mean_and_deviation([last(run, eval_loss_key(run["lines"])) for run in runs], "{:.3f}"))
         for metric in metrics:
-            form = "{:.4f}" if metric.startswith("eval_") else "{:.4g}"
-            row.append(mean_and_deviation([last(run, metric) for run in runs], form))
+            number_format = "{:.4f}" if metric.startswith("eval_") else "{:.4g}"
+            row.append(mean_and_deviation([last(run, metric) for run in runs], number_format))
         rows.append([*row, human_time(sum(seconds) / len(seconds))])
     return aligned_cells(rows)
 

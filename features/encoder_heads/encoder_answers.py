@@ -255,8 +255,8 @@ def check_prediction(args: Any, search: Any, features: Features, suffix: str) ->
     flags = Flags(args, search, *features.groups)
     check_frontend(flags)
     features.decide(flags)
-    if weights_of(features).form() is not None:
-        raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another form")
+    if weights_of(features).weight_format() is not None:
+        raise UserError("a head on the encoder is held in float32: leave out the flag that asks for another format")
     frontends = features.of(Frontend)
     if not frontends:
         check_files(args, suffix=suffix)

@@ -102,10 +102,11 @@ class HeadReader(EncoderReader):
     def tagged(self, path: Path) -> Iterator[tuple[dict, Tagged]]:
         """Lines of a text file, sentences of a CoNLL file, or rows with a text or a list of words."""
         assert isinstance(self.kind, Tokens)
-        form, named, scheme, labels = self.kind.form, self.args.source_column, self.kind.scheme, self.kind.labels
+        row_format, scheme, labels = self.kind.row_format, self.kind.scheme, self.kind.labels
+        named = self.args.source_column
 
         def is_tag(field: str) -> bool:
-            return form.reads != "letters" and scheme.meant(field) in labels  # which letters alone may be
+            return row_format.reads != "letters" and scheme.meant(field) in labels  # which letters alone may be
 
         if is_plain_text(path) and named or is_conll(path, self.columns, is_tag):
             rows = conll_rows(path, self.columns, has_tags=False, is_tag=is_tag)
@@ -116,21 +117,21 @@ class HeadReader(EncoderReader):
             with open_text(path, newline="\n") as lines:
                 for line in lines:
                     text = line.rstrip("\r\n")
-                    yield {"source": text}, of_source(text, form)
+                    yield {"source": text}, of_source(text, row_format)
             return
         column = self.args.source_column[0] if self.args.source_column else None
         for number, row in enumerate(read_rows(path), start=1):
             place = f"{path}, row {number:,}"
             name = column or next(
-                (n for n in (form.columns[0], "text", "words", "tokens", "sequence") if n in row), None
+                (n for n in (row_format.columns[0], "text", "words", "tokens", "sequence") if n in row), None
             )
             if name not in row:
-                raise UserError(f"{place}: no column {name or form.columns[0]}: name yours with --source_column")
+                raise UserError(f"{place}: no column {name or row_format.columns[0]}: name yours with --source_column")
             if "prediction" in row:
                 raise UserError(f"{place}: has a column prediction, under which the answer would be written. Rename it")
             value = row[name]
             if isinstance(value, str):
-                yield row, of_source(value, form)
+                yield row, of_source(value, row_format)
             else:
                 yield row, joined_words(value, f"{place}: the column {name}")
 
@@ -164,7 +165,7 @@ class HeadReader(EncoderReader):
     def encoder(self) -> LoadedEncoder:
         kind, model = self.kind, self.model()
         reader = InputReader(self.entry, self.args.source_column)
-        columns = [kind.form.columns[0]] if isinstance(kind, Tokens) else reader.inputs
+        columns = [kind.row_format.columns[0]] if isinstance(kind, Tokens) else reader.inputs
 
         def read(given: str | dict) -> Read:
             values = {columns[0]: given} if isinstance(given, str) else given
@@ -174,7 +175,7 @@ class HeadReader(EncoderReader):
                 return self.read("".join(reader.made({}, values).texts))
             (value,) = values.values()
             if isinstance(value, str):
-                return self.read(of_source(value, kind.form))
+                return self.read(of_source(value, kind.row_format))
             return self.read(joined_words(value, columns[0]))
 
         def fewest(values: dict) -> int:

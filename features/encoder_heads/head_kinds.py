@@ -1,6 +1,6 @@
 """What differs between the heads: their labels, their loss, their answers and their metrics.
 
-    kind = Tokens(labels=["O", "B-PER", "I-PER"], scheme=Scheme("IOB2"), form=Form(("words", "tags"), "words"))
+    kind = Tokens(["O", "B-PER", "I-PER"], scheme=Scheme("IOB2"), row_format=RowFormat(("words", "tags"), "words"))
     kind.loss_sum(logits, labels)          # summed over what is labelled
     kind.answers(logits, rows)             # for people: tags and spans, a class, classes, a number
     kind.record()                          # as task.json keeps it, and head_records.py reads it
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from constants import IGNORE_INDEX
 from features.encoder_heads.tag_schemes import OUTSIDE, Scheme
-from features.encoder_heads.tagged_texts import Form, Tagged
+from features.encoder_heads.tagged_texts import RowFormat, Tagged
 from foundry.common.errors import UserError
 from tasks.entry import TaskEntry
 from tasks.metrics.scoring import score_predictions
@@ -110,7 +110,7 @@ class Tokens(Kind):
     """A tag for each word or letter, or None where it is not known."""
 
     scheme: Scheme = Scheme()
-    form: Form = Form(("words", "tags"), "words")
+    row_format: RowFormat = RowFormat(("words", "tags"), "words")
     name = "tokens"
 
     @property
@@ -118,16 +118,16 @@ class Tokens(Kind):
         return ["accuracy", "f1_macro"] if self.scheme.is_plain else ["f1", "precision", "recall"]
 
     def described(self) -> str:
-        what = "letters" if self.form.reads == "letters" else "words"
+        what = "letters" if self.row_format.reads == "letters" else "words"
         return f"{super().described()} of {what}; {self.scheme.described()}"
 
     def plan(self, example: str = "") -> dict[str, str]:
-        return super().plan() | {"words": self.form.division.described() + example}
+        return super().plan() | {"words": self.row_format.division.described() + example}
 
     def record(self) -> dict:
-        form = dataclasses.asdict(self.form) | {"division": self.form.division.record()}
+        row_format = dataclasses.asdict(self.row_format) | {"division": self.row_format.division.record()}
         scheme = {"scheme": self.scheme.name, "suffixes": self.scheme.suffixes}
-        return super().record() | scheme | {"form": form}
+        return super().record() | scheme | {"form": row_format}
 
     def targets(self, row: dict, where: str) -> list[float]:
         """As of `Kind`, -100 of words whose tag is not known."""

@@ -14,7 +14,7 @@ from constants import TASK_RECORD
 from features.encoder_heads import POOLINGS, Heads
 from features.encoder_heads.head_kinds import KIND_OF, Kind, Number, Tokens
 from features.encoder_heads.tag_schemes import PLAIN, SCHEMES, Scheme
-from features.encoder_heads.tagged_texts import Form
+from features.encoder_heads.tagged_texts import RowFormat
 from features.encoder_heads.word_division import CHARACTERS, PARTS, WAYS, Division
 from foundry.common.errors import UserError
 from foundry.common.reports import is_of, read_json
@@ -23,7 +23,7 @@ from foundry.corpora.files import say_once
 from tasks.entry import TaskEntry
 
 _OF_KIND = {"tokens": {"scheme", "suffixes", "form"}, "number": {"mean", "deviation"}}
-WEIGHT_FORMATS = ("words", "spans", "letters")
+WAYS_TO_READ = ("words", "spans", "letters")
 
 
 class _Damaged(Exception):
@@ -53,9 +53,9 @@ def heads_of(kind: Kind) -> Heads:
     """The flags with which a recorded head was trained."""
     flags: dict[str, Any] = {"head": kind.name, "pooling": kind.pooling or POOLINGS[0]}
     if isinstance(kind, Tokens):
-        by_characters = kind.form.reads == "spans" and kind.form.division == CHARACTERS
-        flags["characters"] = kind.form.reads == "letters" or by_characters
-        flags["mask_column"] = kind.form.mask
+        by_characters = kind.row_format.reads == "spans" and kind.row_format.division == CHARACTERS
+        flags["characters"] = kind.row_format.reads == "letters" or by_characters
+        flags["mask_column"] = kind.row_format.mask
     return Heads(**flags)
 
 
@@ -74,7 +74,7 @@ def kind_of_record(record: Any, entry: TaskEntry) -> Kind:
     if pooling not in ((None,) if name == "tokens" else POOLINGS):
         raise _Damaged(f"pooling {pooling!r:.40}")
     if name == "tokens":
-        return Tokens(labels, entry, None, _scheme(record), _form(_field(record, "form", dict)))
+        return Tokens(labels, entry, None, _scheme(record), _row_format(_field(record, "form", dict)))
     if name != "number":
         return KIND_OF[name](labels, entry, pooling)
     mean, deviation = _field(record, "mean", float), _field(record, "deviation", float)
@@ -90,18 +90,18 @@ def _scheme(record: dict) -> Scheme:
     return scheme
 
 
-def _form(record: dict) -> Form:
+def _row_format(record: dict) -> RowFormat:
     columns, reads = _field(record, "columns", list[str]), _field(record, "reads", str)
     if len(columns) != 2:
         raise _Damaged(f"form.columns {columns!r:.60} must be two names")
-    if reads not in WEIGHT_FORMATS:
-        raise _Damaged(f"form.reads {reads!r:.40} must be one of {', '.join(WEIGHT_FORMATS)}")
+    if reads not in WAYS_TO_READ:
+        raise _Damaged(f"form.reads {reads!r:.40} must be one of {', '.join(WAYS_TO_READ)}")
     earlier = {"words": Division("spaces"), "spans": PARTS, "letters": CHARACTERS}[reads]
     if "division" not in record and reads == "words":
         say_once(f"{TASK_RECORD} does not say how words are found, as earlier ones: they {earlier.described()}")
     division = _division(_field(record, "division", dict, earlier.record()))
     mask = _field(record, "mask", str | None, None)
-    return Form((columns[0], columns[1]), reads, _field(record, "spaced", bool), division, mask)
+    return RowFormat((columns[0], columns[1]), reads, _field(record, "spaced", bool), division, mask)
 
 
 def _division(record: dict) -> Division:

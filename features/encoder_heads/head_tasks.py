@@ -23,7 +23,7 @@ from features.encoder_heads.conll import TEXT_WITH_TAGS, ConllColumns, conll_row
 from features.encoder_heads.head_kinds import Class, Kind, Labels, Number, Tokens, check_seqeval
 from features.encoder_heads.label_lists import listed_rows, named_labels
 from features.encoder_heads.tag_schemes import meant_tags, scheme_of
-from features.encoder_heads.tagged_texts import Form, form_of, tagged_row
+from features.encoder_heads.tagged_texts import RowFormat, row_format_of, tagged_row
 from features.encoder_heads.word_division import division_of, found_share, running_text
 from foundry.arguments.task import OWN, TaskArguments
 from foundry.arguments.training import FineTuningArguments
@@ -63,9 +63,9 @@ class HeadTask(Task):
     def __init__(self, args: TaskArguments, heads: Any, trained: Kind | None):
         self.name, self.args, self.head = OWN, args, heads.head
         self.letters, self.mask = heads.characters, heads.mask_column
-        self.trained = trained.form if isinstance(trained, Tokens) else None
+        self.trained = trained.row_format if isinstance(trained, Tokens) else None
         self.has_numbers = trained is not None and not {"0", "1"}.isdisjoint(trained.labels)  # among its labels
-        self.form: Form | None = None
+        self.row_format: RowFormat | None = None
         self.files: dict[str, list] = {}
         self.columns: tuple[str, ...] | None = None
         if args.source_column:
@@ -155,18 +155,19 @@ class HeadTask(Task):
             return
         if not placed:
             return
-        form = Form(("words", "tags"), "words")
+        row_format = RowFormat(("words", "tags"), "words")
         if features is not None:
-            form = form_of(placed[0][1], self.columns, self.letters, self.spaced, placed[0][0])
-            placed = with_names(placed, features, form.columns[1])
-        form = dataclasses.replace(form, mask=self.mask)
-        self.form = self.form or form
-        if form.reads != self.form.reads:
+            row_format = row_format_of(placed[0][1], self.columns, self.letters, self.spaced, placed[0][0])
+            placed = with_names(placed, features, row_format.columns[1])
+        row_format = dataclasses.replace(row_format, mask=self.mask)
+        self.row_format = self.row_format or row_format
+        if row_format.reads != self.row_format.reads:
             raise UserError(
-                f"{placed[0][0]}: has {form.reads}, and the files before have {self.form.reads}: train on one"
+                f"{placed[0][0]}: has {row_format.reads}, and the files before have {self.row_format.reads}: "
+                "train on one"
             )
         for place, record in placed:
-            one = tagged_row(place, record, form, self.trained)
+            one = tagged_row(place, record, row_format, self.trained)
             self.spans_left_out.update(one.left_out)
             yield {"text": one.text, "labels": one.tags, "where": place, "tagged": one}
 
@@ -288,23 +289,23 @@ class HeadTasks(Tasks):
         ones, or those of --labels."""
         (task,), named = self.tasks, self.args.labels
         assert isinstance(task, HeadTask)
-        assert task.form is not None
+        assert task.row_format is not None
         if len(labels) < 2 and not named:
             raise UserError(f"--train_file: all tags are {listed(labels) or 'unknown'}, and there is nothing to learn")
         scheme = scheme_of(zip(tags, (row["where"] for row in rows), strict=True))
         if not scheme.is_plain:
             check_seqeval()
             labels = labels if named else scheme.all_tags(labels)
-        form, tagged = task.form, [row["tagged"] for row in rows]
+        row_format, tagged = task.row_format, [row["tagged"] for row in rows]
         texts = [one.text for one in tagged]
-        if form.reads == "words":
+        if row_format.reads == "words":
             words = [[one.text[begin:end] for begin, end in one.words] for one in tagged]
-            form = dataclasses.replace(form, division=division_of(words))
+            row_format = dataclasses.replace(row_format, division=division_of(words))
             texts = list(map(running_text, words[:1]))
-            share = found_share(form.division, words)
+            share = found_share(row_format.division, words)
             self.example = f" ({percent(share)} of the training words are found)" if share < 1 else ""
-        self.example += f": {form.division.shown(texts[0])}"
-        return Tokens(labels, task.entry, None, scheme, form)
+        self.example += f": {row_format.division.shown(texts[0])}"
+        return Tokens(labels, task.entry, None, scheme, row_format)
 
     def flags(self, args: FineTuningArguments) -> dict:
         """As of `Tasks`, and that nothing is generated."""

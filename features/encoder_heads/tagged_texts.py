@@ -45,7 +45,7 @@ class Tagged:
 
 
 @dataclass(frozen=True)
-class Form:
+class RowFormat:
     """How rows are read. columns: of the words and the tags; reads: "words", "spans" or "letters"; spaced: whether the
     model reads letters with spaces between them. division: how words are found in running text; of words it is known
     when all training rows are read. mask: column that says which words have a tag that counts."""
@@ -56,13 +56,13 @@ class Form:
     division: Division = CHARACTERS
     mask: str | None = None
 
-    def with_rows_of(self, other: "Form") -> "Form":
-        """This form, of a training, for the rows of a file that has the other one."""
+    def with_rows_of(self, other: "RowFormat") -> "RowFormat":
+        """This format, of a training, for the rows of a file that has the other one."""
         return replace(other, spaced=self.spaced, division=self.division, mask=self.mask)
 
 
-def form_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced: bool, where: str) -> Form:
-    """The Form of a file's records. columns: those that the flags name. UserError if there are none of known names."""
+def row_format_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced: bool, where: str) -> RowFormat:
+    """The RowFormat of a file's records. columns: those that the flags name. UserError if none have known names."""
     known = (*(_LETTERS if letters else _WORDS), *_SPANS)
     found = columns or next((names for names in known if set(names) <= record.keys()), None)
     if found is None or not set(found) <= record.keys():
@@ -74,44 +74,44 @@ def form_of(record: dict, columns: tuple[str, str] | None, letters: bool, spaced
     words, tags = record[found[0]], record[found[1]]
     has_spans = isinstance(tags, list) and all(isinstance(tag, dict) for tag in tags)
     if isinstance(words, str) and (found in _SPANS or has_spans or not letters):
-        return Form(found, "spans", spaced, CHARACTERS if letters else PARTS)
-    return Form(found, "letters" if letters else "words", spaced)
+        return RowFormat(found, "spans", spaced, CHARACTERS if letters else PARTS)
+    return RowFormat(found, "letters" if letters else "words", spaced)
 
 
 # ---------------------------------------------------------------- rows
-def tagged_row(place: str, record: dict, form: Form, trained: Form | None = None) -> Tagged:
-    """The text of a record with its tags. place: its file and row. trained: the Form of the model, which may have
+def tagged_row(place: str, record: dict, row_format: RowFormat, trained: RowFormat | None = None) -> Tagged:
+    """The text of a record with its tags. place: its file and row. trained: the RowFormat of the model, which may have
     learnt of other rows. UserError names the place."""
-    form = form if trained is None else trained.with_rows_of(form)
-    for name in (*form.columns, *([form.mask] if form.mask else [])):
+    row_format = row_format if trained is None else trained.with_rows_of(row_format)
+    for name in (*row_format.columns, *([row_format.mask] if row_format.mask else [])):
         if name not in record:
             raise UserError(f"{place}: no column {name}; the row has: {listed(record)}")
-    words, tags = (record[name] for name in form.columns)
+    words, tags = (record[name] for name in row_format.columns)
     if tags is None:
         raise UserError(
-            f"{place}: the column {form.columns[1]} is empty; a text in which nothing is tagged has an empty list "
-            "of spans, and a tag that is not known is null within the list"
+            f"{place}: the column {row_format.columns[1]} is empty; a text in which nothing is tagged has an empty "
+            "list of spans, and a tag that is not known is null within the list"
         )
-    made = of_record(words, tags, form, place, trained)
+    made = of_record(words, tags, row_format, place, trained)
     assert made.tags is not None
-    if form.mask is not None:
-        known = known_of_mask(record[form.mask], len(made.tags), f"{place}: the column {form.mask}")
+    if row_format.mask is not None:
+        known = known_of_mask(record[row_format.mask], len(made.tags), f"{place}: the column {row_format.mask}")
         made.tags = [tag if is_known else None for tag, is_known in zip(made.tags, known, strict=True)]
     made.where = place
     return made
 
 
-def of_record(words: Any, tags: Any, form: Form, place: str, trained: Form | None = None) -> Tagged:
+def of_record(words: Any, tags: Any, row_format: RowFormat, place: str, trained: RowFormat | None = None) -> Tagged:
     """The Tagged of a row's values. tags: None if they are not known."""
-    column, of_tags = form.columns
-    if form.reads == "spans":
+    column, of_tags = row_format.columns
+    if row_format.reads == "spans":
         if not isinstance(words, str):
             raise UserError(f"{place}: the column {column} holds no text beside spans, but {_shown(words)}")
-        made = of_source(words, trained or form)
+        made = of_source(words, trained or row_format)
         if tags is not None:
-            made.tags, made.left_out = tags_of_spans(words, made.places, tags, place, form.division)
+            made.tags, made.left_out = tags_of_spans(words, made.places, tags, place, row_format.division)
         return made
-    if form.reads == "letters":
+    if row_format.reads == "letters":
         if not isinstance(words, str) or not words:
             raise UserError(f"{place}: the column {column} holds no sequence of letters, but {_shown(words)}")
         if any(letter.isspace() for letter in words):
@@ -122,9 +122,9 @@ def of_record(words: Any, tags: Any, form: Form, place: str, trained: Form | Non
     if tags is not None:
         tags = read_tags(tags, f"{place}: the column {of_tags}")
         if len(tags) != len(words):
-            what = "letters" if form.reads == "letters" else "words"
+            what = "letters" if row_format.reads == "letters" else "words"
             raise UserError(f"{place}: {len(words):,} {what} and {len(tags):,} tags: each must have one")
-    return joined(words, tags, form.reads != "letters" or form.spaced)
+    return joined(words, tags, row_format.reads != "letters" or row_format.spaced)
 
 
 def check_words(words: Any, what: str) -> None:
@@ -201,13 +201,13 @@ def joined_words(words: Any, what: str) -> Tagged:
     return joined(words, None)
 
 
-def of_source(text: str, form: Form) -> Tagged:
+def of_source(text: str, row_format: RowFormat) -> Tagged:
     """What the model reads of a text without tags: its words or letters as in training, with their places in the text
     itself."""
-    places = form.division.places(text)
-    if form.reads == "spans":
+    places = row_format.division.places(text)
+    if row_format.reads == "spans":
         return Tagged(text, places, None, text, places)
-    made = joined([text[begin:end] for begin, end in places], None, form.reads != "letters" or form.spaced)
+    made = joined([text[begin:end] for begin, end in places], None, row_format.reads != "letters" or row_format.spaced)
     return Tagged(made.text, made.words, None, text, places)
 
 

@@ -3,7 +3,7 @@
     python fine_tune_t5.py --model_name_or_path google/flan-t5-xl --lora_rank 16 --load_in_8bit --train_file pairs.jsonl
     python predict_t5.py --model_name_or_path out/fine_tune_t5 --load_in_8bit --input_file new.txt
 
-low_rank.py has the matrices and their folders, frozen.py the forms of frozen weights.
+low_rank.py has the matrices and their folders, frozen.py the formats of frozen weights.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from foundry.common.flags import Flags, Rules, needs_packages, option, refuse
 from foundry.modeling.weights import Weights
 
 DTYPES = ("float32", "bfloat16")
-FORM_FLAGS = "load_in_4bit load_in_8bit dtype"
+WEIGHT_FORMAT_FLAGS = "load_in_4bit load_in_8bit dtype"
 
 
-def _no_form(is_refused: Callable[[Flags], object], reason: str) -> Rules:
-    """Rules that refuse each of FORM_FLAGS that asks for a form, as --load_in_8bit false does not."""
-    names = FORM_FLAGS.split()
+def _no_weight_format(is_refused: Callable[[Flags], object], reason: str) -> Rules:
+    """Rules that refuse each of WEIGHT_FORMAT_FLAGS that asks for a format, as --load_in_8bit false does not."""
+    names = WEIGHT_FORMAT_FLAGS.split()
     return [(name, lambda flags, name=name: flags.get(name) and is_refused(flags), reason) for name in names]
 
 
 _LOAD_IN_4BIT = option(False, "Hold frozen weights in 4 bits (nf4), an eighth of float32.")
 _LOAD_IN_8BIT = option(False, "Hold frozen weights in 8 bits (int8), a quarter of float32.")
-_FORM_RULES = (
+_WEIGHT_FORMAT_RULES = (
     (
         "load_in_4bit",
         lambda flags: flags.load_in_4bit and flags.load_in_8bit,
@@ -47,19 +47,19 @@ class _Frozen(Weights):
     load_in_8bit: bool
     dtype: str | None
 
-    def form(self) -> str | None:
+    def weight_format(self) -> str | None:
         if self.load_in_4bit:
             return "nf4"
         return "int8" if self.load_in_8bit else self.dtype
 
     def hold(self, model: Any, device: Any, bf16: bool) -> None:
-        if (form := self.form()) not in (None, "float32"):
+        if (weight_format := self.weight_format()) not in (None, "float32"):
             from features.lora.frozen import freeze
 
-            freeze(model, form, device, bf16)
+            freeze(model, weight_format, device, bf16)
 
-    def check_form(self, args: Any) -> None:
-        """UserError if flags exclude the form: sharding excludes every form, and bfloat16 needs --bf16, which must be
+    def check_weight_format(self, args: Any) -> None:
+        """UserError if flags exclude the format: sharding excludes every one, and bfloat16 needs --bf16, which must be
         decided."""
         from foundry.arguments.sharding import wants_fsdp
 
@@ -67,7 +67,8 @@ class _Frozen(Weights):
         if hasattr(args, "fsdp") and wants_fsdp(args):
             sharding = "--fsdp"
         if sharding:
-            refuse(self, FORM_FLAGS, f"not with {sharding}, which shards float32 weights: leave one of them out")
+            reason = f"not with {sharding}, which shards float32 weights: leave one of them out"
+            refuse(self, WEIGHT_FORMAT_FLAGS, reason)
         if self.dtype == "bfloat16" and not args.bf16:
             refuse(self, "dtype", "such weights are multiplied in bfloat16 only: add --bf16, or leave --dtype out")
 
@@ -80,8 +81,8 @@ class LowRank(_Frozen):
     _usual = "lora_rank"
     switch: ClassVar = "lora_rank"
     rules: ClassVar[Rules] = (
-        *_FORM_RULES,
-        *_no_form(
+        *_WEIGHT_FORMAT_RULES,
+        *_no_weight_format(
             lambda flags: not flags.lora_rank,
             "is for weights that are not trained: add --lora_rank 16, or leave it out",
         ),
@@ -122,7 +123,7 @@ class LowRank(_Frozen):
         return {}
 
     def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:
-        self.check_form(args)
+        self.check_weight_format(args)
 
     def adapt(self, model: Any, base: str, vocabulary: str | None = None) -> None:
         from features.lora.low_rank import add_low_rank
@@ -134,18 +135,18 @@ class LowRank(_Frozen):
             )
         add_low_rank(model, self.lora_rank, base)
 
-    def choose_form(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
+    def choose_weight_format(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
         if earlier:
             return (earlier["dtype"], "as in the run that is resumed") if earlier.get("dtype") else None
         if gpu is None or not bf16 or sharding != "ddp":
             return None
         return "bfloat16", "autocast casts them to it anyway: no bit of the results differs"
 
-    def in_form(self, form: str | None) -> Weights:
-        if form is None:
+    def in_weight_format(self, weight_format: str | None) -> Weights:
+        if weight_format is None:
             return self
-        dtype = form if form in DTYPES else None
-        return replace(self, dtype=dtype, load_in_8bit=form == "int8", load_in_4bit=form == "nf4")
+        dtype = weight_format if weight_format in DTYPES else None
+        return replace(self, dtype=dtype, load_in_8bit=weight_format == "int8", load_in_4bit=weight_format == "nf4")
 
 
 @dataclass
@@ -153,10 +154,10 @@ class HeldToAnswer(_Frozen):
     """Answers with weights that are held in fewer bytes."""
 
     _argument_group_name = "weights in fewer bytes"
-    _usual = FORM_FLAGS
+    _usual = WEIGHT_FORMAT_FLAGS
     rules: ClassVar[Rules] = (
-        *_FORM_RULES,
-        *_no_form(
+        *_WEIGHT_FORMAT_RULES,
+        *_no_weight_format(
             lambda flags: flags.get("backend") not in (None, "transformers"),
             "is PyTorch's: leave it out with --backend {backend}",
         ),
@@ -167,10 +168,10 @@ class HeldToAnswer(_Frozen):
     dtype: str | None = option(None, "Type of the layers' weights. Not set: float32.", choices=DTYPES)
 
     def is_on(self) -> bool:
-        return self.form() is not None
+        return self.weight_format() is not None
 
     def decide(self, flags: Flags) -> dict[str, Any]:
-        self.check_form(flags)
+        self.check_weight_format(flags)
         return {}
 
     def hold(self, model: Any, device: Any, bf16: bool) -> None:

@@ -8,7 +8,7 @@ for each 64 weights; the scales are quantised too (Dettmers et al. 2023, arXiv 2
 
 With int8 and nf4 the forward pass dequantises a matrix into autocast's type for its product, and keeps no copy of it;
 the backward pass dequantises it again. Norms, embeddings, relative biases and a tied head stay float32. An untied head
-becomes bfloat16 under bfloat16 autocast, in all three forms. `wo` is quantised like the other matrices: transformers
+becomes bfloat16 under bfloat16 autocast, in all three formats. `wo` is quantised like the other matrices: transformers
 leaves it out because T5 overflows in float16, a type that is not used here.
 
 int8 and nf4 are both stored in int8 tensors. A cast of the whole model (`model.to(torch.bfloat16)`) leaves these alone,
@@ -25,8 +25,8 @@ from foundry.modeling.weight_formats import BLOCK, frozen_layers
 
 
 @torch.no_grad()
-def freeze(model: PreTrainedModel, form: str, device: torch.device | str = "cpu", bf16: bool = True) -> None:
-    """Gives the frozen linear layers this form, on the device, and all other weights float32. bf16: whether training
+def freeze(model: PreTrainedModel, weight_format: str, device: torch.device | str = "cpu", bf16: bool = True) -> None:
+    """Gives the frozen linear layers this format, on the device, and all other weights float32. bf16: whether training
     runs under bfloat16 autocast."""
     layers, head = frozen_layers(model), output_head(model)
     matrices = {id(layer.weight) for layer in layers.values()}
@@ -35,10 +35,10 @@ def freeze(model: PreTrainedModel, form: str, device: torch.device | str = "cpu"
             parameter.data = parameter.data.float()
     for layer in layers.values():
         matrix = layer.weight.data.to(device)
-        if form == "bfloat16" or layer is head:
+        if weight_format == "bfloat16" or layer is head:
             layer.weight.data = matrix.to(torch.bfloat16 if bf16 else torch.float32)
         else:
-            layer.__class__ = {"int8": _Int8, "nf4": _Nf4}[form]
+            layer.__class__ = {"int8": _Int8, "nf4": _Nf4}[weight_format]
             layer.hold(matrix.float())
 
 

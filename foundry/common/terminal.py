@@ -82,8 +82,8 @@ def show_libraries_messages_visibly() -> None:
             return shown(super().getMessage())
 
     logging.setLogRecordFactory(Record)
-    form = warnings.formatwarning
-    warnings.formatwarning = lambda *args, **kwargs: shown(form(*args, **kwargs))
+    format_warning = warnings.formatwarning
+    warnings.formatwarning = lambda *args, **kwargs: shown(format_warning(*args, **kwargs))
 
 
 class LastingStream(io.FileIO):
@@ -134,15 +134,15 @@ def outlive_streams() -> None:
         return
     LastingStream.log = f"{Path(sys.argv[0]).stem}-{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.log"
     for name in ("stderr", "stdout"):
-        stream, form = getattr(sys, name), {"encoding": "utf-8", "line_buffering": True}
+        stream, options = getattr(sys, name), {"encoding": "utf-8", "line_buffering": True}
         if stream is not getattr(sys, f"__{name}__"):  # of a notebook or a test
             continue
         if stream is not None:
-            form = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
+            options = {key: getattr(stream, key) for key in ("encoding", "line_buffering", "write_through")}
         raw = LastingStream(os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno(), "w", closefd=False)
         raw.name = name
         if stream is None:  # closed before the start
             raw.go_on(OSError(errno.EBADF, os.strerror(errno.EBADF)))
-        is_unbuffered = form.get("write_through", False)  # python -u or PYTHONUNBUFFERED
+        is_unbuffered = options.get("write_through", False)  # python -u or PYTHONUNBUFFERED
         buffer = cast("BinaryIO", raw if is_unbuffered else io.BufferedWriter(raw))
-        setattr(sys, name, io.TextIOWrapper(buffer, errors="backslashreplace", **form))
+        setattr(sys, name, io.TextIOWrapper(buffer, errors="backslashreplace", **options))

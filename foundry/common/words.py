@@ -37,18 +37,18 @@ def did_you_mean(value: str, known: Iterable[str], most: int = 1) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def mean_and_deviation(values: list[float | None], form: str) -> str:
+def mean_and_deviation(values: list[float | None], number_format: str) -> str:
     """[0.8, 0.9] -> "0.850 ± 0.071"; [0.8, None] -> "0.800 (n=1)": one value has no deviation; [None] -> "-".
 
-    form: how a number is written, such as "{:.3f}". The deviation is that of a sample (n - 1).
+    number_format: how a number is written, such as "{:.3f}". The deviation is that of a sample (n - 1).
     """
     known = [value for value in values if value is not None]
     if not known:
         return "-"
     # Not by the statistics module, which fails with NaN and infinity: diverged runs have them.
     mean = sum(known) / len(known)
-    text = form.format(mean)
+    text = number_format.format(mean)
     if len(known) > 1:
         deviation = math.sqrt(sum((value - mean) ** 2 for value in known) / (len(known) - 1))
-        text += f" ± {form.format(deviation)}"
+        text += f" ± {number_format.format(deviation)}"
     return text if len(known) == len(values) else f"{text} (n={len(known)})"

@@ -32,7 +32,7 @@ def model_source(features: Features) -> ModelSource:
 
 
 class Weights(Feature):
-    """Which weights are trained, and in which form the others are held (modeling/weight_formats.py). Without such a
+    """Which weights are trained, and in which format the others are held (modeling/weight_formats.py). Without such a
     feature all are trained, in float32."""
 
     suffix: ClassVar[str] = ""  # follows the key of TRAINING_DEFAULTS that a run has without it
@@ -45,21 +45,21 @@ class Weights(Feature):
         `read_saved(model, folder)` -> {name in the model: tensor}. base: the checkpoint. vocabulary: a line about its
         switch to another vocabulary, None if it keeps its own."""
 
-    def form(self) -> str | None:
-        """The form of frozen weights that the flags ask for; None if they leave it open."""
+    def weight_format(self) -> str | None:
+        """The format of frozen weights that the flags ask for; None if they leave it open."""
         return None
 
-    def choose_form(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
-        """(form of frozen weights, why), where the flags leave it open; None to choose none. gpu: None on a CPU.
+    def choose_weight_format(self, gpu: Any, bf16: bool, sharding: str, earlier: dict) -> tuple[str, str] | None:
+        """(format of frozen weights, why), where the flags leave it open; None to choose none. gpu: None on a CPU.
         earlier: the flags of the run that is resumed, {} if none is."""
         return None
 
-    def in_form(self, form: str | None) -> "Weights":
-        """The same with flags that ask for the form that was decided."""
+    def in_weight_format(self, weight_format: str | None) -> "Weights":
+        """The same with flags that ask for the format that was decided."""
         return self
 
     def hold(self, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
-        """Gives the frozen weights their form, before training or answering."""
+        """Gives the frozen weights their format, before training or answering."""
 
 
 def weights_of(features: Features) -> Weights:

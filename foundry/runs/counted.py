@@ -151,7 +151,7 @@ def pass_peaks(model: PreTrainedModel, args: Any, batch: Batch, how: CountedAs) 
     """{phase: bytes at its peak} of a micro-batch's forward and backward pass, on top of weights and optimizer states.
     In each phase the bytes are a number for the batch and one for each of its sequences.
 
-    model: with its frozen weights in their form (modeling/weight_formats.py), perhaps on the meta device; it is not
+    model: with its frozen weights in their format (modeling/weight_formats.py), perhaps on the meta device; it is not
     changed. args: the training flags. An encoder alone reads sources and, if they have more than one token, targets. A
     model of many layers is counted with few: in each phase of the passes a layer more adds the same.
     """

@@ -67,17 +67,17 @@ def resolve_flags(
     """The decision that follows from the flags, the model's shape, the machine and --output_dir. All processes must
     call this. UserError for a run that cannot work on this machine."""
     weights = weights_of(args.features)
-    form = weights.form()
-    check_model_source(model, args, batches.packed, form)
+    weight_format = weights.weight_format()
+    check_model_source(model, args, batches.packed, weight_format)
     check_same_flags(model, data, *args.groups)
     checkpoint = prepare_output_dir(args)
     planned = planned_model(model, tokenizer, args.default_dropout, args.features)
     check_muon(args, planned)
-    job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, form)
+    job = job_of(planned, batches, args.max_steps, checkpoint, model.attn_implementation, weight_format)
     speed = decide_speed(job, args)
     # The evaluation at the start of the run that is resumed counts already: in its log, and for the patience.
     first = args.eval_on_start and not checkpoint
-    features = args.features.replaced(weights, weights.in_form(speed.form))
+    features = args.features.replaced(weights, weights.in_weight_format(speed.weight_format))
     args = args.replaced(**speed.flags(args), eval_on_start=first, features=features)
     packed = batches.packed or getattr(args, "packing", None)
     for feature in args.features:

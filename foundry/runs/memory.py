@@ -245,8 +245,8 @@ def needed_memory(model: PreTrainedModel, args: T5TrainingArguments) -> float:
     """Bytes of weights, gradients, optimizer states and what features hold, without activations: on one GPU or, on a
     CPU, of all processes of this machine. All weights but frozen ones are float32, in mixed precision too."""
     processes = processes_here() if args.use_cpu else 1
-    form = weights_of(args.features).form() or "float32"
-    weights = weight_bytes(model, form, bool(args.bf16))
+    weight_format = weights_of(args.features).weight_format() or "float32"
+    weights = weight_bytes(model, weight_format, bool(args.bf16))
     gradients = 4 * count_parameters(model, True)
     memory = processes * (weights + gradients + _state_bytes(model, args))
     if _shards_by_fsdp(args):

@@ -218,7 +218,7 @@ class TrainingRun(Run):
         if other := other_defaults(args):
             rows["defaults"] = f"other than transformers' (theirs in brackets): {other}"
         rows["device"] = described_device(args)
-        rows["frozen weights"] = self.decision.speed.forms
+        rows["frozen weights"] = self.decision.speed.weight_formats
         parts = ", ".join(["weights", "gradients", "optimizer", *held(args.features, args)])
         of_step = self.decision.speed.memory or "plus activations, which --dry_run counts"
         rows["memory"] = (

@@ -61,7 +61,7 @@ class TrainingJob(BatchLengths):
 
     model: perhaps without weights. attention: its implementation so far; attention_is_given: whether
     --attn_implementation names it. steps: -1 if only epochs are known. earlier: the flags that the run which is resumed
-    has recorded; {} if none is. form: the form of frozen weights that a flag asks for, or None.
+    has recorded; {} if none is. weight_format: the format of frozen weights that a flag asks for, or None.
     """
 
     model: PreTrainedModel
@@ -69,7 +69,7 @@ class TrainingJob(BatchLengths):
     attention: str = "sdpa"
     attention_is_given: bool = False
     earlier: dict = field(default_factory=dict)
-    form: str | None = None
+    weight_format: str | None = None
 
     @property
     def config(self) -> T5Config:
@@ -79,9 +79,9 @@ class TrainingJob(BatchLengths):
 @dataclass(frozen=True)
 class Speed:
     """The settings of a run that follow from flags and machine. activation_checkpointing: always as the flag says.
-    tf32: whether float32 products use TF32. form: the form of frozen weights, or None.
-    forms: the text of `described_forms`, or None. memory: what a step needs, in a dry run. described: the choices and
-    their reasons, for the plan."""
+    tf32: whether float32 products use TF32. weight_format: of frozen weights, or None.
+    weight_formats: the text of `described_weight_formats`, or None. memory: what a step needs, in a dry run.
+    described: the choices and their reasons, for the plan."""
 
     attention: str
     bf16: bool
@@ -96,8 +96,8 @@ class Speed:
     recompute: bool = False
     tf32: bool = False
     expandable_segments: bool = False
-    form: str | None = None
-    forms: str | None = None
+    weight_format: str | None = None
+    weight_formats: str | None = None
     memory: str | None = None
     described: str = "plain: nothing is chosen"
 
@@ -126,7 +126,8 @@ _OF_FLAGS = (
     "recompute",
 )
 # Names of choices for which there is no flag.
-MICRO_BATCH, TF32, EXPANDABLE, FORM = "micro-batch", "float32 products", "expandable segments", "frozen weights"
+MICRO_BATCH, TF32 = "micro-batch", "float32 products"
+EXPANDABLE, WEIGHT_FORMAT = "expandable segments", "frozen weights"
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,8 @@ def choose_settings(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher)
     given = set(args.given)
     if job.attention_is_given:
         given.add("attn_implementation")
-    if job.form:
-        given.add("form")
+    if job.weight_format:
+        given.add("weight_format")
     batch = "per_device_train_batch_size gradient_accumulation_steps"
     compiled = bool(args.torch_compile)
     rules = [  # (setting, the flags that give it, the value given, the rule that chooses one if none is given)
@@ -165,7 +166,7 @@ def choose_settings(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher)
     if gpu is None and job.shapes == 1:
         rules.append(("bf16_residual", "bf16_residual", args.bf16_residual, _residual))
     if is_adapted(job.model):
-        rules.insert(1, (FORM, "form", job.form, _form))
+        rules.insert(1, (WEIGHT_FORMAT, "weight_format", job.weight_format, _weight_format))
     if job.packable:
         rules.append(("packing", "packing", args.packing, _packing))
     if gpu is not None or given.isdisjoint(batch.split()):
@@ -222,8 +223,8 @@ def _residual(_gpu: None, job: TrainingJob, _args, _launcher: Launcher, chosen: 
     return True, "the same loss with three seeds"
 
 
-def _form(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
-    return weights_of(args.features).choose_form(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
+def _weight_format(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, chosen: dict) -> tuple[str, str] | None:
+    return weights_of(args.features).choose_weight_format(gpu, chosen["bf16"].value, launcher.sharding, job.earlier)
 
 
 def _attention(gpu: Gpu | None, job: TrainingJob, _args, _launcher: Launcher, _chosen: dict) -> tuple[str, str]:
@@ -339,25 +340,25 @@ def _step_of(values: dict[str, Any], job: TrainingJob) -> StepSettings:
         1,
         values["attn_implementation"],
         bool(values["bf16"]),
-        values.get(FORM) or "float32",
+        values.get(WEIGHT_FORMAT) or "float32",
         compiled=bool(values["torch_compile"]),
         bf16_residual=bool(values.get("bf16_residual")),
         packed=bool(values.get("packing") or job.packed),
     )
 
 
-def described_forms(memory: StepMemory, step: StepSettings) -> str:
-    """A row of the plan: the GPU memory that the run takes with its frozen weights in each form, and which forms
+def described_weight_formats(memory: StepMemory, step: StepSettings) -> str:
+    """A row of the plan: the GPU memory that the run takes with its frozen weights in each format, and which formats
     fit."""
     shown = []
-    for form in WEIGHT_FORMATS if step.bf16 else ("float32", "int8", "nf4"):
+    for weight_format in WEIGHT_FORMATS if step.bf16 else ("float32", "int8", "nf4"):
         try:
-            needed = memory.needed(step._replace(form=form))
+            needed = memory.needed(step._replace(weight_format=weight_format))
         except NotCounted as error:
-            shown.append(f"{form} is not counted ({error})")
+            shown.append(f"{weight_format} is not counted ({error})")
             continue
         fits = "fits" if needed <= memory.room(step.compiled) else "does not fit"
-        shown.append(f"{form} {needed / 1e9:.3g} GB {fits}")
+        shown.append(f"{weight_format} {needed / 1e9:.3g} GB {fits}")
     return f"{', '.join(shown)}: of {memory.available / 1e9:.3g} GB, with a micro-batch of {step.size}"
 
 
@@ -379,14 +380,14 @@ def decide_speed(job: TrainingJob, args) -> Speed:
     gpu, launcher = find_gpu(args), find_launcher(args)
     speed = _decided(gpu, launcher, job, args)
     memory = StepMemory(gpu, job, args.replaced(recompute=speed.recompute), launcher)
-    values = vars(speed) | {"attn_implementation": speed.attention, FORM: speed.form}
+    values = vars(speed) | {"attn_implementation": speed.attention, WEIGHT_FORMAT: speed.weight_format}
     accumulates = speed.gradient_accumulation_steps > 1
     step = _step_of(values, job)._replace(size=speed.per_device_train_batch_size, accumulates=accumulates)
     if args.dry_run:
         speed = replace(speed, memory=memory.described(step))
     if gpu is None or not is_adapted(job.model) or launcher.sharding != "ddp":
         return speed
-    return replace(speed, forms=described_forms(memory, step))
+    return replace(speed, weight_formats=described_weight_formats(memory, step))
 
 
 def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Speed:
@@ -394,7 +395,7 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Spe
     if "recompute" not in args.given:  # older runs recorded it as keep_less
         flags["recompute"] = job.earlier.get("recompute", job.earlier.get("keep_less", args.recompute))
     args = args.replaced(recompute=flags["recompute"])
-    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), form=job.form, **flags)
+    speed = Speed(job.attention, bool(args.bf16), bool(args.torch_compile), weight_format=job.weight_format, **flags)
     if args.speed == "plain":
         return speed
     (choices,) = broadcast_object_list([choose_settings(gpu, job, args, launcher)])
@@ -402,7 +403,8 @@ def _decided(gpu: Gpu | None, launcher: Launcher, job: TrainingJob, args) -> Spe
     batch, steps = values.get(MICRO_BATCH, (speed.per_device_train_batch_size, speed.gradient_accumulation_steps))
     chosen = {name: values[name] for name in ("bf16", "torch_compile", *_OF_FLAGS) if name in values}
     chosen |= dict(per_device_train_batch_size=batch, gradient_accumulation_steps=steps)
-    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values, form=values.get(FORM))
+    chosen |= dict(tf32=TF32 in values, expandable_segments=EXPANDABLE in values)
+    chosen["weight_format"] = values.get(WEIGHT_FORMAT)
     described = "; ".join(map(str, choices))
     return replace(speed, attention=values["attn_implementation"], **chosen, described=described)
 
@@ -423,16 +425,16 @@ def job_of(
     steps: int,
     checkpoint: str | None,
     attention: str | None,
-    form: str | None = None,
+    weight_format: str | None = None,
 ) -> TrainingJob:
     """The job of a run. planned: its model, perhaps without weights. checkpoint: the one that the run resumes, or None.
-    attention: --attn_implementation. form: the form of frozen weights that the flags ask for, or None."""
+    attention: --attn_implementation. weight_format: the format of frozen weights that the flags ask for, or None."""
     return TrainingJob(
         **vars(batches),
         model=planned,
         steps=steps,
         attention=planned.config._attn_implementation,
         attention_is_given=attention is not None,
-        form=form,
+        weight_format=weight_format,
         earlier=run_of(checkpoint).get("arguments", {}),
     )

@@ -33,13 +33,13 @@ class NotCounted(Exception):
 
 
 class StepSettings(NamedTuple):
-    """What a step's memory depends on, beside the job. size: sequences of a micro-batch. form: of frozen weights.
-    accumulates: whether a step has several micro-batches."""
+    """What a step's memory depends on, beside the job. size: sequences of a micro-batch. weight_format: of frozen
+    weights. accumulates: whether a step has several micro-batches."""
 
     size: int
     attention: str
     bf16: bool
-    form: str = "float32"
+    weight_format: str = "float32"
     accumulates: bool = False
     compiled: bool = False
     bf16_residual: bool = False
@@ -97,7 +97,7 @@ class StepMemory:
         text, notes = f"{human_bytes(needed)} at the peak of a step", []
         if step.compiled:
             notes.append("counted uncompiled: compiled it keeps less")
-        if step.form == "nf4":
+        if step.weight_format == "nf4":
             notes.append("counted as int8, since nf4 cannot be")
         others = [each for each in self.args.features.of(TrainingMethod) if type(each).loss is not TrainingMethod.loss]
         if names := [type(each).__module__.split(".")[1] for each in others if not each.logit_copies]:
@@ -112,7 +112,7 @@ class StepMemory:
         trained = [tuple(weight.shape) for weight in model.parameters() if weight.requires_grad]
         states = state_bytes(launcher.sharding, model.config, trained, args.optim, launcher.processes, step.bf16)
         needed = states.working + sum(held(args.features, args).values())
-        frozen = weight_bytes(model, step.form, step.bf16, trained=False)
+        frozen = weight_bytes(model, step.weight_format, step.bf16, trained=False)
         if self._is_sharded:
             if launcher.sharding == "fsdp2":
                 frozen /= launcher.processes
@@ -126,8 +126,8 @@ class StepMemory:
 
     def _passes(self, step: StepSettings) -> dict[str, float]:
         """As of `pass_peaks`."""
-        if step.form == "nf4":  # whose matrices are dequantised for their products as int8's are
-            step = step._replace(form="int8")
+        if step.weight_format == "nf4":  # whose matrices are dequantised for their products as int8's are
+            step = step._replace(weight_format="int8")
         if step not in self._found:
             args = self.args.replaced(
                 bf16=step.bf16,
@@ -148,18 +148,18 @@ class StepMemory:
         return self._found["update"]
 
     def _model(self, step: StepSettings) -> PreTrainedModel:
-        """The model with its frozen weights in the form of a step. A compiled step draws the numbers of dropout
+        """The model with its frozen weights in the format of a step. A compiled step draws the numbers of dropout
         again."""
         model = self.job.model
         drops = dropout_of(model) > 0 and not step.compiled
-        if (step.form == "float32") and drops == (dropout_of(model) > 0):
+        if (step.weight_format == "float32") and drops == (dropout_of(model) > 0):
             return model
         with torch.device("meta"):
             model = copy.deepcopy(model, {id(p): _without_numbers(p) for p in model.parameters()})
         if not drops:
             set_dropout(model, 0.0)
-        if step.form != "float32":
-            weights_of(self.args.features).in_form(step.form).hold(model, "meta", step.bf16)
+        if step.weight_format != "float32":
+            weights_of(self.args.features).in_weight_format(step.weight_format).hold(model, "meta", step.bf16)
         return model
 
     def _counted(self, step: StepSettings, count: Callable[[CountedAs], Any]) -> Any:

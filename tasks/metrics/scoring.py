@@ -53,11 +53,11 @@ METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
 # Metrics of a whole set of rows. All others are means over rows, so they score a single answer too (--reward).
 OF_SETS = {"f1", "f1_macro", "matthews_correlation", "question_exact_match", "pearson", "spearman", *general.SACREBLEU}
 OF_SETS |= {"word_accuracy", "diacritic_error_rate"}
-# {metric that takes a third argument, for each example the values of the entry's `metric_columns`: its form}
+# {metric that takes a third argument, for each example the values of the entry's `metric_columns`: its arguments}
 _IN_CONTEXT = {"question_exact_match": "values in context", "referent_accuracy": "lists in context"}
-# {metric: in which form it compares predictions and references (`_forms`)}
-_FORM_OF = dict.fromkeys(METRICS, "values") | dict.fromkeys(_TEXT_METRICS, "lists") | _IN_CONTEXT
-_FORM_OF |= {"f1": "positive last"} | dict.fromkeys(general.SACREBLEU, "lists in script")
+# {metric: which of the `_arguments` it compares}
+_ARGUMENTS_FOR = dict.fromkeys(METRICS, "values") | dict.fromkeys(_TEXT_METRICS, "lists") | _IN_CONTEXT
+_ARGUMENTS_FOR |= {"f1": "positive last"} | dict.fromkeys(general.SACREBLEU, "lists in script")
 # {target_type: metrics that a task may name}: every target is a text, but not every target is a class or a number.
 _FITTING = {"class": _CLASS_METRICS | _TEXT_METRICS, "number": _NUMBER_METRICS | _TEXT_METRICS, "text": _TEXT_METRICS}
 
@@ -128,12 +128,12 @@ def _check_module(name: str, kind: str, where: str) -> None:
 
 
 def _reads(module: Any, kind: str) -> str | None:
-    """In which of the `_forms` an `evaluate` module takes a task's predictions and references, as its `features` say.
-    None if no form fits. A module that takes numbers gets class indices."""
+    """Which of the `_arguments` an `evaluate` module takes, as its `features` say. None if none fits.
+    A module that takes numbers gets class indices."""
     accepted = []
     for features in as_list(module.features):
         if {"predictions", "references"} <= features.keys():
-            accepted.append((_form_of_feature(features["predictions"]), _form_of_feature(features["references"])))
+            accepted.append((_kind_of_feature(features["predictions"]), _kind_of_feature(features["references"])))
     if kind != "text" and ("values", "values") in accepted:
         return "positive last"
     if ("texts", "lists") in accepted:
@@ -141,7 +141,7 @@ def _reads(module: Any, kind: str) -> str | None:
     return "texts" if ("texts", "texts") in accepted else None
 
 
-def _form_of_feature(feature: Any) -> str | None:
+def _kind_of_feature(feature: Any) -> str | None:
     """ "texts", "lists" of texts or "values": what a feature of `datasets` holds; None for anything else."""
     inner = getattr(feature, "feature", feature)  # of a list
     dtype = getattr(inner, "dtype", None)
@@ -174,18 +174,18 @@ def score_predictions(
     predicted: list = []
     if kind != "text":
         predicted = [value_of_text(entry, text) for text in predicted_texts]
-    forms = _forms(entry, predicted_texts, predicted, target_texts, context, script)
+    arguments = _arguments(entry, predicted_texts, predicted, target_texts, context, script)
     scores: dict[str, float] = {}
     for name in entry.metrics:
         if name in functions:
-            scores[name] = float(functions[name](*forms["texts" if kind == "text" else "values"]))
+            scores[name] = float(functions[name](*arguments["texts" if kind == "text" else "values"]))
         elif name in METRICS:
-            scores[name] = METRICS[name](*forms[_FORM_OF[name]])
+            scores[name] = METRICS[name](*arguments[_ARGUMENTS_FOR[name]])
         else:
             module = _load_evaluate(name)
-            form = _reads(module, kind)
-            predictions, references = forms[form]
-            if form == "texts" and references is forms["lists"][1]:
+            wanted = _reads(module, kind)
+            predictions, references = arguments[wanted]
+            if wanted == "texts" and references is arguments["lists"][1]:
                 raise UserError(f"metric {name}: takes one reference for each row, and some rows have several")
             scores |= _evaluate_scores(name, module.compute(predictions=predictions, references=references))
     for key, value in scores.items():
@@ -207,7 +207,7 @@ def signatures(entry: TaskEntry, target_texts: list) -> dict[str, str]:
     return found
 
 
-def _forms(
+def _arguments(
     entry: TaskEntry,
     predicted_texts: list[str],
     predicted: list,
@@ -215,12 +215,12 @@ def _forms(
     context: list[tuple] | None,
     script: str | None,
 ) -> dict[str, tuple]:
-    """{form: (predictions, references)} of a task, with `context` or `script` as the third where the form says so.
+    """{name: (predictions, references)} of a task, with `context` or `script` as the third where the name says so.
 
     - "texts", "lists": texts with one reference, or a list of references, for each row; both lists if any has several
     - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
     """
-    forms: dict[str, tuple] = {}
+    arguments: dict[str, tuple] = {}
     if entry.target_type != "text":
         gold = [value_of_text(entry, text) for text in target_texts]
         if entry.target_type == "number":
@@ -228,16 +228,16 @@ def _forms(
             target_texts = [number_text(value, (entry.numbers or {}).get("step")) for value in gold]
         else:
             values = [INVALID if value is None else value for value in predicted]
-        forms["values"] = forms["positive last"] = (values, gold)
-        forms["values in context"] = (values, gold, context)
+        arguments["values"] = arguments["positive last"] = (values, gold)
+        arguments["values in context"] = (values, gold, context)
         if entry.target_type == "class" and entry.positive_class == entry.labels[0]:
             swapped = {0: 1, 1: 0, INVALID: INVALID}
-            forms["positive last"] = ([swapped[value] for value in values], [swapped[value] for value in gold])
+            arguments["positive last"] = ([swapped[value] for value in values], [swapped[value] for value in gold])
     lists = list(map(as_list, target_texts))
     references = lists
     if max(map(len, lists)) == 1:
         references = [text for (text,) in lists]
-    return forms | {
+    return arguments | {
         "texts": (predicted_texts, references),
         "lists": (predicted_texts, lists),
         "lists in context": (predicted_texts, lists, context),

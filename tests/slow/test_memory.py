@@ -105,17 +105,17 @@ class CountTest(parameterized.TestCase):
         self.assertLess(abs(plan / max(live.peaks.values()) - 1), 0.02)
 
     @parameterized.parameters(
-        # family, form, compiled, GPU -> what the plan says beside the bytes
+        # family, weight_format, compiled, GPU -> what the plan says beside the bytes
         ("t5_v1_1", "float32", False, False, r"^\S+ \S+ at the peak of a step$"),
         ("t5_v1_1", "float32", True, True, "^about .* uncompiled"),
         ("flan_t5", "nf4", False, True, "^about .* int8"),
     )
-    def test_what_is_not_counted_is_said(self, family, form, compiled, on_gpu, said):
+    def test_what_is_not_counted_is_said(self, family, weight_format, compiled, on_gpu, said):
         case = small(CASES["less_eager"])._replace(family=family, lora=family == "flan_t5")
         memory, step = memory_on_a_gpu(new_model(case, "meta"), 8)
         if not on_gpu:
             memory.gpu = None
-        self.assertRegex(memory.described(step._replace(form=form, compiled=compiled)), said)
+        self.assertRegex(memory.described(step._replace(weight_format=weight_format, compiled=compiled)), said)
         with mock.patch.object(step_memory, "pass_peaks", side_effect=RuntimeError("no such kernel")):
             self.assertIn("no such kernel", memory.described(step._replace(size=3)))
 

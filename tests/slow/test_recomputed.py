@@ -208,7 +208,7 @@ class ModelsTest(parameterized.TestCase):
         self.assert_same_step(*models, bf16=bf16, fewer=1.01)
 
     @parameterized.parameters("float32", "bfloat16", "int8")
-    def test_lora(self, form):
+    def test_lora(self, weight_format):
         """Frozen weights beside LoRA's matrices; those of fewer bytes."""
         models = [new_model("flan_t5", rate=0.2) for _ in "ab"]
         for model in models:
@@ -217,10 +217,10 @@ class ModelsTest(parameterized.TestCase):
             for name, parameter in model.named_parameters():
                 if "lora_B" in name:
                     torch.nn.init.normal_(parameter, std=0.1)
-            if form != "float32":
-                freeze(model, form)
+            if weight_format != "float32":
+                freeze(model, weight_format)
         recomputed.recompute_cheap(models[1])
-        self.assert_same_step(*models, bf16=True, fewer=0.85, has_float32=form == "float32")
+        self.assert_same_step(*models, bf16=True, fewer=0.85, has_float32=weight_format == "float32")
 
     def test_bf16_residual(self):
         models = [new_model("t5_v1_1", rate=0.1) for _ in "ab"]

@@ -720,7 +720,7 @@ class RunTest(TrainerTest):
         data = dict(tokens_per_example=17, steps_per_epoch=12, documents={"train": 200}, fingerprints=lambda _: {})
         data |= dict(flops_per_sequence=lambda _: 1000, read={}) | values
         data["report"] = lambda _: Report({"text": "made up"}, lambda *_: [], {}, None)
-        speed = types.SimpleNamespace(described="plain", attention="eager", forms=None, memory=None)
+        speed = types.SimpleNamespace(described="plain", attention="eager", weight_formats=None, memory=None)
         decision = Decision("test", ModelArguments(), TaskArguments(), trainer.args, None, speed, None)
         run = TrainingRun(decision, trainer, types.SimpleNamespace(keep=lambda _: None, **data), {})
         return quietly(run.start)[1]

@@ -37,7 +37,7 @@ MMAP_THRESHOLD = -3  # of mallopt
 
 
 class Case(NamedTuple):
-    """A step. family: of the zoo; form: of frozen weights beside LoRA's; train_only: the flag's value."""
+    """A step. family: of the zoo; weight_format: of frozen weights beside LoRA's; train_only: the flag's value."""
 
     family: str
     flags: dict
@@ -45,7 +45,7 @@ class Case(NamedTuple):
     dropout: float = 0.1
     batch: Batch = Batch(8, 256, 64, masked=True)
     lora: bool = False
-    form: str = "float32"
+    weight_format: str = "float32"
     train_only: str | None = None
 
 
@@ -73,7 +73,7 @@ CASES = {
     "t5gemma_bf16": Case("t5gemma", dict(bf16=True), "eager"),
     "lora": Case("flan_t5", {}, "eager", lora=True),
     "lora_checkpointing": Case("flan_t5", dict(bf16=True) | _AGAIN, "eager", lora=True),
-    "lora_int8": Case("flan_t5", dict(bf16=True), "eager", lora=True, form="int8"),
+    "lora_int8": Case("flan_t5", dict(bf16=True), "eager", lora=True, weight_format="int8"),
     "packed": Case("t5_v1_1", {}, "sdpa", batch=Batch(8, 256, 64, packed=True)),
     "frozen": Case("t5_v1_1", {}, "eager", train_only="decoder|lm_head"),
 }
@@ -96,8 +96,8 @@ def new_model(case: Case, device: str = "cpu", sizes: dict | None = None) -> Pre
     set_dropout(model, case.dropout)
     if case.lora:
         add_low_rank(model, 8, "base")
-    if case.form != "float32":
-        freeze(model, case.form, device, case.flags.get("bf16", False))
+    if case.weight_format != "float32":
+        freeze(model, case.weight_format, device, case.flags.get("bf16", False))
     if case.train_only:
         train_only(model, case.train_only)
     return model

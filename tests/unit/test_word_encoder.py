@@ -24,12 +24,12 @@ WORDS = (
 MARKS = (
     "\u0301 e\u0301 \u00a8 \u2017 \u0e33 \u0eb3 \u0d4e \uff9e ｶ\uff9e \u200d \u200b \u0600 \u1100 \u1161 각 ^ ` ~ ŉ İ"
 )
-WEIGHT_FORMATS = "ﬁ Ⅷ ½ １２ \ufdfa \ufeff"
+COMPATIBILITY_FORMS = "ﬁ Ⅷ ½ １２ \ufdfa \ufeff"
 EMOJI = "😀 👍\U0001f3fd \U0001f3fd \U0001f468\u200d\U0001f469 \U00011d46"
 CONTROLS = ["", "\u00a0", "\u3000", "\t", "\n", "\r\n", "\x00", "\x1f", "\uffff"]
 ODD = [
     *MARKS.split(" "),
-    *WEIGHT_FORMATS.split(" "),
+    *COMPATIBILITY_FORMS.split(" "),
     *EMOJI.split(" "),
     *CONTROLS,
     "\u2581",

@@ -121,9 +121,9 @@ class HeadExportsTest(parameterized.TestCase):
         ("embedding", "gguf", "an encoder alone, .* give gguf_encoder"),
         ("embedding", "ctranslate2", "an encoder alone, .* give "),
     )
-    def test_what_a_format_cannot_hold_is_refused(self, kind, form, message):
-        if form not in export_checkpoint.FORMATS:
-            self.skipTest(f"no {form}")
-        _, _, error = self.export(kind, "--formats", form, code=2)
-        self.assertRegex(error, f"--formats {form}: has no place for {message}")
+    def test_what_a_format_cannot_hold_is_refused(self, kind, export_format, message):
+        if export_format not in export_checkpoint.FORMATS:
+            self.skipTest(f"no {export_format}")
+        _, _, error = self.export(kind, "--formats", export_format, code=2)
+        self.assertRegex(error, f"--formats {export_format}: has no place for {message}")
         self.assertFalse((self.folder / "out").exists())

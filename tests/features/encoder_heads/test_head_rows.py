@@ -57,8 +57,8 @@ class HeadRowsTest(parameterized.TestCase):
                 refuse_unused(head, TaskArguments(**{name: refused[name]}))
 
     # ------------------------------------------------------------ rows that are left out
-    @parameterized.product(head=("tokens", "labels", "class"), form=("jsonl", "parquet", "csv", "saved"))
-    def test_rows_are_skipped_in_every_form(self, head, form):
+    @parameterized.product(head=("tokens", "labels", "class"), file_format=("jsonl", "parquet", "csv", "saved"))
+    def test_rows_are_skipped_in_every_format(self, head, file_format):
         target = {"tokens": "tags", "labels": "labels", "class": "kind"}[head]
         rows = []
         for number in range(8):
@@ -68,19 +68,19 @@ class HeadRowsTest(parameterized.TestCase):
             rows.append(row | dict(kind="ab"[number % 2], seen=["yes", "no"][number in (2, 5)]))
         source = "words" if head == "tokens" else "text"
         flags = dict(source_column=[source], target_column=[target], skip_rows_where=["seen=no"])
-        if form == "csv":
+        if file_format == "csv":
             table = pandas.DataFrame(rows)
             for column in ("words", "tags", "labels"):
                 table[column] = table[column].map(json.dumps)
             table.to_csv(self.folder / "a.csv", index=False)
-        elif form == "parquet":
+        elif file_format == "parquet":
             datasets.Dataset.from_list(rows).to_parquet(self.folder / "a.parquet")
-        if form == "saved":
+        if file_format == "saved":
             splits = dict.fromkeys(("train", "validation"), datasets.Dataset.from_list(rows))
             datasets.DatasetDict(splits).save_to_disk(self.folder / "saved")
             flags |= dict(hub_dataset=str(self.folder / "saved"), train_file=None, validation_file=None)
-        elif form != "jsonl":
-            flags |= dict(train_file=[f"a.{form}"], validation_file=[f"a.{form}"])
+        elif file_format != "jsonl":
+            flags |= dict(train_file=[f"a.{file_format}"], validation_file=[f"a.{file_format}"])
         tasks = self.tasks(head, rows, **flags)
         for split in ("train", "validation"):
             texts = [tasks.text_of(row) for row in tasks.read(split)]
@@ -196,8 +196,8 @@ class HeadRowsTest(parameterized.TestCase):
         tasks = self.tasks("class", rows, validation_file=["dev.parquet"], **columns)
         self.assertEqual([row["label"] for row in tasks.read("validation")], [row["label"] for row in rows])
 
-    @parameterized.product(head=("tokens", "labels"), form=("parquet", "saved"))
-    def test_numbers_in_lists_get_the_names_that_the_file_has(self, head, form):
+    @parameterized.product(head=("tokens", "labels"), file_format=("parquet", "saved"))
+    def test_numbers_in_lists_get_the_names_that_the_file_has(self, head, file_format):
         """As `datasets` writes CoNLL 2003."""
         column = "ner_tags" if head == "tokens" else "labels"
         features = {"tokens": [datasets.Value("string")], column: [datasets.ClassLabel(names=["V", "C"])]}
@@ -207,7 +207,7 @@ class HeadRowsTest(parameterized.TestCase):
         made = datasets.Dataset.from_list(rows, features=datasets.Features(features))
         made.to_parquet(self.folder / "a.parquet")
         flags = dict(train_file=["a.parquet"], validation_file=["a.parquet"])
-        if form == "saved":
+        if file_format == "saved":
             datasets.DatasetDict(train=made, validation=made).save_to_disk(self.folder / "saved")
             flags = dict(hub_dataset=str(self.folder / "saved"), train_file=None, validation_file=None)
         tasks = self.tasks(head, rows, **flags)

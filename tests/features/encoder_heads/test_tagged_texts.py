@@ -15,15 +15,15 @@ from helpers import sentences
 from features.encoder_heads.conll import ConllColumns, conll_rows, is_conll
 from features.encoder_heads.tag_schemes import Scheme, scheme_of
 from features.encoder_heads.tagged_texts import (
-    Form,
+    RowFormat,
     Tagged,
     cut_ids,
     first_tokens,
-    form_of,
     joined,
     of_record,
     of_source,
     offset_encoder,
+    row_format_of,
     tagged_row,
     tags_of_spans,
 )
@@ -32,9 +32,9 @@ from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 
 WORDS, LETTERS, SPANS = (
-    Form(("words", "tags"), "words", division=Division("spaces", ",.")),
-    Form(("sequence", "tags"), "letters"),
-    Form(("text", "spans"), "spans", division=PARTS),
+    RowFormat(("words", "tags"), "words", division=Division("spaces", ",.")),
+    RowFormat(("sequence", "tags"), "letters"),
+    RowFormat(("text", "spans"), "spans", division=PARTS),
 )
 
 
@@ -48,7 +48,9 @@ class ReadingTest(parameterized.TestCase):
     def test_letters_get_spaces(self):
         row = of_record("MKT", "HHE", LETTERS, "here")
         self.assertEqual((row.text, row.tags), ("M K T", ["H", "H", "E"]))
-        self.assertEqual(of_record("MKT", ["H", "H", "E"], Form(LETTERS.columns, "letters", False), "").text, "MKT")
+        self.assertEqual(
+            of_record("MKT", ["H", "H", "E"], RowFormat(LETTERS.columns, "letters", False), "").text, "MKT"
+        )
 
     def test_spans_become_tags(self):
         text = "Ana-Maria saw Cluj, and Ion."
@@ -169,13 +171,13 @@ class ReadingTest(parameterized.TestCase):
         ("abc", [[0, 3, "X"]], r"\[0, 3, 'X'\]", SPANS),  # as doccano writes it
         ("abc", "X", "'X'", SPANS),
     )
-    def test_refused(self, words, tags, message, form=WORDS):
+    def test_refused(self, words, tags, message, row_format=WORDS):
         """Of spans, (start, end, label) stands for a dictionary."""
         if isinstance(tags, list):
             names = ("start", "end", "label")
             tags = [dict(zip(names, tag, strict=True)) if isinstance(tag, tuple) else tag for tag in tags]
         with self.assertRaisesRegex(UserError, f"^f.jsonl, row 7: .*{message}"):
-            of_record(words, tags, form, "f.jsonl, row 7")
+            of_record(words, tags, row_format, "f.jsonl, row 7")
 
     @parameterized.parameters(
         ([["O", -100], [None, float("nan")], ["B-X", "-100"]], [["O", None], [None, None], ["B-X", None]]),
@@ -187,21 +189,21 @@ class ReadingTest(parameterized.TestCase):
 
     def test_a_mask_leaves_tags_out(self):
         """As of residues that no structure shows (ProtT5's `resolved`)."""
-        form = Form(("sequence", "tags"), "letters", mask="resolved")
+        row_format = RowFormat(("sequence", "tags"), "letters", mask="resolved")
         for mask in ("101", [1, 0, 1], [1.0, 0.0, 1.0], [True, False, True]):
-            row = tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), form)
+            row = tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), row_format)
             self.assertEqual(row.tags, ["H", None, "E"])
         for mask, message in (("10", "a 1 or a 0 for each of the 3 tags"), ("1x1", "has 'x', and must have 1")):
             with self.assertRaisesRegex(UserError, f"^here: the column resolved .*{message}"):
-                tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), form)
+                tagged_row("here", dict(sequence="MKT", tags="HHE", resolved=mask), row_format)
 
     def test_columns_are_found_or_named(self):
         self.assertEqual(
-            form_of(dict(tokens=["a"], ner_tags=["O"], id=1), None, False, True, "").columns[1], "ner_tags"
+            row_format_of(dict(tokens=["a"], ner_tags=["O"], id=1), None, False, True, "").columns[1], "ner_tags"
         )
-        self.assertEqual(form_of({"text": "a", "spans": []}, None, False, True, "").reads, "spans")
+        self.assertEqual(row_format_of({"text": "a", "spans": []}, None, False, True, "").reads, "spans")
         with self.assertRaisesRegex(UserError, "here: .*--source_column and --target_column.*: a$"):
-            form_of({"a": 1}, None, False, True, "here")
+            row_format_of({"a": 1}, None, False, True, "here")
 
     # ------------------------------------------------------------ words of running text
     def test_word_boundaries_are_unicodes(self):
@@ -249,11 +251,13 @@ class ReadingTest(parameterized.TestCase):
     def test_words_are_found_as_in_training(self, rows, by):
         division = division_of(rows)
         self.assertEqual(division.by, by)
-        form = Form(("words", "tags"), "words", division=division)
+        row_format = RowFormat(("words", "tags"), "words", division=division)
         for words in rows if by != "unicode" else ():
-            spaced = of_source(" ".join(words), form)
+            spaced = of_source(" ".join(words), row_format)
             self.assertEqual([spaced.source[begin:end] for begin, end in spaced.places], words)
-            self.assertEqual(of_source("".join(words) if by == "characters" else spaced.text, form).text, spaced.text)
+            self.assertEqual(
+                of_source("".join(words) if by == "characters" else spaced.text, row_format).text, spaced.text
+            )
 
     def test_marks_at_the_ends_of_words(self):
         """In running text they are words of their own, as in training, but not where words are divided already."""

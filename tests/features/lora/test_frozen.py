@@ -22,9 +22,9 @@ from foundry.modeling.weight_formats import WEIGHT_FORMATS, frozen_layers, weigh
 LOW = WEIGHT_FORMATS[1:]
 
 
-def dequantised(matrix: torch.Tensor, form: str) -> torch.Tensor:
+def dequantised(matrix: torch.Tensor, weight_format: str) -> torch.Tensor:
     """What a quantised matrix stands for, in float32."""
-    if form == "nf4":
+    if weight_format == "nf4":
         functional = bitsandbytes.functional
         held, state = functional.quantize_4bit(matrix, compress_statistics=True, quant_type="nf4")
         return functional.dequantize_4bit(held, state)
@@ -68,16 +68,16 @@ class FrozenTest(parameterized.TestCase):
                 torch.nn.init.normal_(parameter, std=0.1)
         return model
 
-    def reference(self, family: str, form: str, left_out: str = "no name"):
+    def reference(self, family: str, weight_format: str, left_out: str = "no name"):
         model = self.model(family)
         for name, layer in frozen_layers(model).items():
-            if form != "bfloat16" and layer is not output_head(model) and left_out not in name:
-                layer.weight.data = dequantised(layer.weight.data, form)
+            if weight_format != "bfloat16" and layer is not output_head(model) and left_out not in name:
+                layer.weight.data = dequantised(layer.weight.data, weight_format)
         return model
 
-    def frozen(self, family: str, form: str, **how):
+    def frozen(self, family: str, weight_format: str, **how):
         model = self.model(family)
-        freeze(model, form, **how)
+        freeze(model, weight_format, **how)
         return model
 
     def assert_same_training(self, found, wanted, **how):
@@ -89,16 +89,16 @@ class FrozenTest(parameterized.TestCase):
                 self.assertEqual(tensor.dtype, torch.float32)
                 self.assertTrue(torch.equal(tensor, others[name]), f"{kind} {name}")
 
-    @parameterized.product(family=FAMILIES, form=LOW)
-    def test_loss_gradients_and_trained_matrices_keep_their_bits(self, family, form):
-        found, wanted = self.frozen(family, form), self.reference(family, form)
+    @parameterized.product(family=FAMILIES, weight_format=LOW)
+    def test_loss_gradients_and_trained_matrices_keep_their_bits(self, family, weight_format):
+        found, wanted = self.frozen(family, weight_format), self.reference(family, weight_format)
         for model in (found, wanted):
             compute_loss_in_forward(model)
         self.assert_same_training(found, wanted, steps=3)
 
-    @parameterized.product(form=LOW, how=("chunked", "checkpointed"))
-    def test_also_chunked_and_checkpointed(self, form, how):
-        found, wanted = self.frozen("t5_v1_1", form), self.reference("t5_v1_1", form)
+    @parameterized.product(weight_format=LOW, how=("chunked", "checkpointed"))
+    def test_also_chunked_and_checkpointed(self, weight_format, how):
+        found, wanted = self.frozen("t5_v1_1", weight_format), self.reference("t5_v1_1", weight_format)
         for model in (found, wanted):
             compute_loss_in_forward(model, chunk=4 if how == "chunked" else 0)
             if how == "checkpointed":
@@ -107,15 +107,15 @@ class FrozenTest(parameterized.TestCase):
         self.assert_same_training(found, wanted, steps=3)
 
     @parameterized.parameters("int8", "nf4")
-    def test_in_float32_too(self, form):
-        found, wanted = self.frozen("flan_t5", form, bf16=False), self.reference("flan_t5", form)
+    def test_in_float32_too(self, weight_format):
+        found, wanted = self.frozen("flan_t5", weight_format, bf16=False), self.reference("flan_t5", weight_format)
         for model in (found, wanted):
             compute_loss_in_forward(model)
         self.assert_same_training(found, wanted, steps=2, bf16=False)
 
     @parameterized.parameters("int8", "nf4")
-    def test_compiled(self, form):
-        found, wanted = self.frozen("t5_v1_1", form), self.reference("t5_v1_1", form)
+    def test_compiled(self, weight_format):
+        found, wanted = self.frozen("t5_v1_1", weight_format), self.reference("t5_v1_1", weight_format)
         torch._dynamo.reset()
         compute_loss_in_forward(found, compile_options={"backend": "aot_eager"})
         compute_loss_in_forward(wanted)
@@ -125,32 +125,32 @@ class FrozenTest(parameterized.TestCase):
         for name, tensor in gradients.items():
             torch.testing.assert_close(tensor, expected[1][name], rtol=0.05, atol=1e-3, msg=name)
 
-    @parameterized.product(family=[family for family in FAMILIES if family not in GEMMA], form=("int8", "nf4"))
-    def test_a_quantised_wo_costs_little(self, family, form):
+    @parameterized.product(family=[family for family in FAMILIES if family not in GEMMA], weight_format=("int8", "nf4"))
+    def test_a_quantised_wo_costs_little(self, family, weight_format):
         """T5's forward pass casts the input of `wo` to its weight's type: as uint8, the loss was another without an
         error."""
-        models = self.frozen(family, form), self.reference(family, form, left_out="wo")
+        models = self.frozen(family, weight_format), self.reference(family, weight_format, left_out="wo")
         for model in models:
             compute_loss_in_forward(model)
         found, wanted = (trained(model)[0][0] for model in models)
         self.assertNotEqual(found, wanted)
         self.assertLess(abs(found / wanted - 1), 0.01)
 
-    @parameterized.product(family=("t5_v1_0", "t5_v1_1", *GEMMA), form=WEIGHT_FORMATS)
-    def test_what_the_plan_counts_is_what_the_weights_take(self, family, form):
+    @parameterized.product(family=("t5_v1_0", "t5_v1_1", *GEMMA), weight_format=WEIGHT_FORMATS)
+    def test_what_the_plan_counts_is_what_the_weights_take(self, family, weight_format):
         plain, model = self.model(family), self.model(family)
-        if form != "float32":
-            freeze(model, form)
+        if weight_format != "float32":
+            freeze(model, weight_format)
         held = 0
         for parameter in model.parameters():
             state = getattr(parameter, "quant_state", None)
             held += parameter.nbytes + (state.absmax.nbytes + state.state2.absmax.nbytes if state else 0)
         held += sum(buffer.nbytes for name, buffer in model.named_buffers() if name.endswith(".scale"))
         for one in (plain, model):
-            self.assertEqual(weight_bytes(one, form), held)
+            self.assertEqual(weight_bytes(one, weight_format), held)
             self.assertEqual(count_parameters(one), count_parameters(plain))
         learning = 4 * count_parameters(model, trained_only=True)
-        self.assertEqual(weight_bytes(model, form, trained=False), held - learning)
+        self.assertEqual(weight_bytes(model, weight_format, trained=False), held - learning)
 
     @parameterized.parameters(*FAMILIES)
     def test_what_stays_in_float32(self, family):

@@ -32,7 +32,7 @@ class FrozenScriptsTest(RowsAndBaseTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        cls.results = {form: cls.fine_tune(form, *flags)[0] for form, flags in FLAGS.items()}
+        cls.results = {name: cls.fine_tune(name, *flags)[0] for name, flags in FLAGS.items()}
 
     @classmethod
     def argv(cls, name: str, **changes) -> list[str]:
@@ -49,35 +49,36 @@ class FrozenScriptsTest(RowsAndBaseTest):
             self.assertTrue(torch.equal(found[name], tensor), name)
 
     @parameterized.parameters("nf4", "bfloat16")
-    def test_resumed_to_the_same_bits(self, form):
-        again = f"{form}_again"
-        shutil.copytree(self.folder / form, self.folder / again)
+    def test_resumed_to_the_same_bits(self, weight_format):
+        again = f"{weight_format}_again"
+        shutil.copytree(self.folder / weight_format, self.folder / again)
         shutil.rmtree(self.folder / again / "checkpoint-4")
         weights = self.folder / again / "adapter_model.safetensors"
         wanted = weights.read_bytes()
         weights.unlink()
-        results, _ = self.fine_tune(again, *FLAGS[form], "--resume_from_checkpoint")
+        results, _ = self.fine_tune(again, *FLAGS[weight_format], "--resume_from_checkpoint")
         self.assertEqual(weights.read_bytes(), wanted)
-        self.assertEqual(reported(results), reported(self.results[form]))
-        other = "int8" if form == "nf4" else "nf4"
+        self.assertEqual(reported(results), reported(self.results[weight_format]))
+        other = "int8" if weight_format == "nf4" else "nf4"
         errors = self.fine_tune(again, *FLAGS[other], "--resume_from_checkpoint", code=2)[1]
         self.assertRegex(errors, r"--(load_in_4bit|load_in_8bit|dtype): \w+ in its run, \w+ now: resume with")
 
     @parameterized.parameters(*FLAGS)
-    def test_evaluated_and_answered_on_the_frozen_weights(self, form):
-        model = ["--model_name_or_path", self.folder / form, "--use_cpu", "true", *FLAGS[form]]
+    def test_evaluated_and_answered_on_the_frozen_weights(self, weight_format):
+        model = ["--model_name_or_path", self.folder / weight_format, "--use_cpu", "true", *FLAGS[weight_format]]
         cache = ["--data_cache_dir", self.folder / "cache", "--report_to", "none", "--disable_tqdm", "true"]
-        found, _, _ = run_main(evaluate_t5.main, *model, *cache, "--output_dir", self.folder / f"eval_{form}")
-        for name, value in reported(self.results[form]).items():
+        found, _, _ = run_main(evaluate_t5.main, *model, *cache, "--output_dir", self.folder / f"eval_{weight_format}")
+        for name, value in reported(self.results[weight_format]).items():
             self.assertAlmostEqual(found[name], value, places=3, msg=name)
-        output = self.folder / f"{form}.jsonl"
+        output = self.folder / f"{weight_format}.jsonl"
         argv = [*model, "--input_file", self.folder / "rows.jsonl", "--output_file", output]
         run_main(predict_t5.main, *argv)
         answers = [json.loads(line)["prediction"] for line in output.read_text().splitlines()]
         self.assertLen(answers, len(ROWS))
-        others = FLAGS["int8" if form == "nf4" else "nf4"]
+        others = FLAGS["int8" if weight_format == "nf4" else "nf4"]
         _, _, errors = run_main(predict_t5.main, *model[:4], *others, *argv[-4:], code=2)
-        self.assertIn(f"holds answers with {'bf16 True' if form == 'bfloat16' else f'form {form}'}, not", errors)
+        named = "bf16 True" if weight_format == "bfloat16" else f"form {weight_format}"
+        self.assertIn(f"holds answers with {named}, not", errors)
 
     def test_exported_on_the_unquantised_checkpoint(self):
         """As peft merges the matrices of an nf4 run into the whole checkpoint."""
@@ -92,17 +93,17 @@ class FrozenScriptsTest(RowsAndBaseTest):
                 torch.testing.assert_close(tensor, wanted[name], rtol=1e-5, atol=1e-6, msg=name)
 
     @parameterized.parameters("nf4", "bfloat16")
-    def test_pre_training_shows_samples(self, form):
-        run_main(pre_train_t5.main, *self.text_argv(f"text_{form}", steps=2), *FLAGS[form])
-        self.assertIn("## Step 2", (self.folder / f"text_{form}/samples.md").read_text())
+    def test_pre_training_shows_samples(self, weight_format):
+        run_main(pre_train_t5.main, *self.text_argv(f"text_{weight_format}", steps=2), *FLAGS[weight_format])
+        self.assertIn("## Step 2", (self.folder / f"text_{weight_format}/samples.md").read_text())
 
     def test_a_plan_for_a_gpu_shows_every_form(self):
         _, printed = self.fine_tune("planned", "--dry_run", "--assume_gpu", "rtx4090", code=0)
         line = next(line for line in printed.splitlines() if line.startswith("frozen weights"))
         sizes = []
-        for form in ("float32", "bfloat16", "int8", "nf4"):
-            self.assertRegex(line, rf"{form} [\d.e-]+ GB fits")
-            sizes.append(float(line.split(f"{form} ")[1].split()[0]))
+        for weight_format in ("float32", "bfloat16", "int8", "nf4"):
+            self.assertRegex(line, rf"{weight_format} [\d.e-]+ GB fits")
+            sizes.append(float(line.split(f"{weight_format} ")[1].split()[0]))
         self.assertEqual(sizes, sorted(sizes, reverse=True))
         self.assertIn("of 24 GB", line)
         self.assertIn("frozen weights bfloat16 (autocast casts them to it", printed)

@@ -59,9 +59,14 @@ def row_of(name: str) -> str:
         add_low_rank(model, 16, "base")
     set_dropout(model, 0.1)
     memory, step = memory_on_a_gpu(model, 128)
-    sizes = {form: memory.needed(step._replace(form=form)) for form in WEIGHT_FORMATS}
+    sizes = {
+        weight_format: memory.needed(step._replace(weight_format=weight_format)) for weight_format in WEIGHT_FORMATS
+    }
     fitting = [
-        next((form for form in WEIGHT_FORMATS if sizes[form] <= (1 - RESERVE) * gpu * 1e9), "-")
+        next(
+            (weight_format for weight_format in WEIGHT_FORMATS if sizes[weight_format] <= (1 - RESERVE) * gpu * 1e9),
+            "-",
+        )
         for gpu in (8, 16, 24, 48, 80)
     ]
     weights = count_parameters(model) - count_parameters(model, True)
