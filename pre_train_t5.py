@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None) -> dict:
         processing_class=tokenizer,
         compute_metrics=text.compute_metrics(),
     )
-    if run.args.num_samples and text.validation is not None and objective.shows_gaps:
+    if run.args.num_samples and text.validation is not None and objective.shows_samples:
         from foundry.runs.samples import SamplesCallback
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)

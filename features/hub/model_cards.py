@@ -178,13 +178,15 @@ def _is_prefix(denoiser: dict) -> bool:
 
 
 def _example(
-    task: tuple[str, str] | None, entry: TaskEntry | None, gap: str, denoiser: dict, reads_ids: bool = False
+    task: tuple[str, str] | None, entry: TaskEntry | None, sentinel: str, denoiser: dict, reads_ids: bool = False
 ) -> str:
     """An example of a source: of a task "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, with
     its mode token in front, or numbers if the model was trained on ready-made ids."""
     if not task:
-        prefix, gaps = ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
-        text = prefix if _is_prefix(denoiser) else gaps.format(gap.format(0), gap.format(1))
+        prefix, masked = (
+            ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
+        )
+        text = prefix if _is_prefix(denoiser) else masked.format(sentinel.format(0), sentinel.format(1))
         return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
     entry = entry or TaskEntry()
     if not entry.inputs:  # of own pairs, if only their rows show the columns

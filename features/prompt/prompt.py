@@ -38,29 +38,29 @@ def answers_to(
     most_tokens: int | None = None,
     show: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
-    """For each line that is not empty: the line with its <extra_id_n> gaps filled or, if it has no gaps, the text that
-    the model generates for it. most_tokens: of a line without gaps; a longer one is cut. show: gets the text that the
-    model reads, decoded from its ids."""
+    """For each line that is not empty: the line with its sentinels <extra_id_n> filled or, if it has none, the text
+    that the model generates for it. most_tokens: of a line without them; a longer one is cut. show: gets the text that
+    the model reads, decoded from its ids."""
     sentinels: list[int] = []
     for line in map(str.strip, lines):
         if not line:
             continue
-        has_gaps = SENTINEL.search(line) is not None
-        if has_gaps and not sentinels:
+        has_sentinels = SENTINEL.search(line) is not None
+        if has_sentinels and not sentinels:
             sentinels = find_sentinel_ids(tokenizer).tolist()
-        (ids,) = source_ids(tokenizer, [line], None if has_gaps else most_tokens)  # as in fine-tuning
+        (ids,) = source_ids(tokenizer, [line], None if has_sentinels else most_tokens)  # as in fine-tuning
         if show:
             show(tokenizer.decode(ids))
         source = Source(ids)
         engine.find([source])
         written = source.answers[0].tokens
-        if not has_gaps:
+        if not has_sentinels:
             yield decoded(tokenizer, [written])[0].strip()
             continue
         filled = spans(written, sentinels, tokenizer.eos_token_id)
         texts = {number: text.strip() for number, text in zip(filled, decoded(tokenizer, filled.values()), strict=True)}
-        # a gap that the model left out stays visible
-        yield SENTINEL.sub(lambda gap, texts=texts: texts.get(int(gap[1]), gap[0]), line)
+        # a sentinel that the model left out stays visible
+        yield SENTINEL.sub(lambda mark, texts=texts: texts.get(int(mark[1]), mark[0]), line)
 
 
 def prompt(plan: Plan, engine: Engine) -> int:

@@ -218,7 +218,7 @@ class DenoiserMixture(PackedObjective):
     too short.
     """
 
-    shows_gaps = False  # a row has gaps of several denoisers
+    shows_samples = False  # a row has sentinels of several denoisers
 
     @classmethod
     def of(

@@ -1,4 +1,4 @@
-"""Sources, and those with gaps as pre-training would mask them: "The cat <extra_id_0> on the mat." -> ids."""
+"""Sources, and those with sentinels as pre-training would mask them: "The cat <extra_id_0> on the mat." -> ids."""
 
 import functools
 import json
@@ -19,24 +19,24 @@ Encode = Callable[[list[str]], Sequence[Sequence[int]]]
 def source_ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], most: int | None = None) -> list[list[int]]:
     """The token ids of sources, each cut at `most` of them, with what the tokenizer puts around a text.
 
-    In training and at all entry points a text with <extra_id_n> has the ids of `gap_encoder`. The tokenizer itself
-    would write a token that no checkpoint was trained on (ByT5), or begin a new word behind the gap (T5).
+    In training and at all entry points a text with <extra_id_n> has the ids of `sentinel_encoder`. The tokenizer itself
+    would write a token that no checkpoint was trained on (ByT5), or begin a new word behind it (T5).
     """
     if not texts:
         return []
     ids = tokenizer(texts, max_length=most, truncation=most is not None, verbose=False)["input_ids"]
     for number, text in enumerate(texts):
-        if SENTINEL.search(text) and (encode := encoder_of_gaps(tokenizer, len(tokenizer))):
+        if SENTINEL.search(text) and (encode := find_sentinel_encoder(tokenizer, len(tokenizer))):
             ids[number] = cut_source(tokenizer, encode(text), most)
     return ids
 
 
 @functools.lru_cache(maxsize=4)
-def encoder_of_gaps(tokenizer: PreTrainedTokenizerBase, size: int) -> Callable[[str], list[int]] | None:  # noqa: ARG001
-    """The `gap_encoder` with the tokenizer's sentinels; None if it has none. size: of the vocabulary, which changes
-    when tokens are added."""
+def find_sentinel_encoder(tokenizer: PreTrainedTokenizerBase, size: int) -> Callable[[str], list[int]] | None:  # noqa: ARG001
+    """The `sentinel_encoder` with the tokenizer's sentinels; None if it has none. size: of the vocabulary, which
+    changes when tokens are added."""
     sentinels = find_sentinel_ids(tokenizer, required=False).tolist()
-    return gap_encoder(tokenizer, sentinels) if sentinels else None
+    return sentinel_encoder(tokenizer, sentinels) if sentinels else None
 
 
 def cut_source(tokenizer: PreTrainedTokenizerBase, ids: list[int], most: int | None) -> list[int]:
@@ -48,12 +48,12 @@ def cut_source(tokenizer: PreTrainedTokenizerBase, ids: list[int], most: int | N
     return ids[:most]
 
 
-def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
+def sentinel_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Callable[[str], list[int]]:
     """A function from a line to the ids that pre-training would make of the whole text when it masks what stands in the
-    gaps: a gap <extra_id_n> becomes a sentinel, and a BOS is added in front or, without one, an EOS at the end.
+    sentinels: <extra_id_n> becomes one, and a BOS is added in front or, without one, an EOS at the end.
 
-    In pre-training a space is part of the token of the next word, so a gap takes the space before it. Text right after
-    a gap is the rest of a word: "mat<extra_id_0>." ends in "." and not in "▁.".
+    In pre-training a space is part of the token of the next word, so a sentinel takes the space before it. Text right
+    after one is the rest of a word: "mat<extra_id_0>." ends in "." and not in "▁.".
     """
     encode, encode_rest, modes = _encoder(tokenizer), _word_end_encoder(tokenizer), tokenizer.get_added_vocab()
     modes = {token: number for token, number in modes.items() if token in _MODES}
@@ -62,19 +62,19 @@ def gap_encoder(tokenizer: PreTrainedTokenizerBase, sentinels: list[int]) -> Cal
         mode = next(filter(line.startswith, modes), "")
         ids = [modes[mode]] if mode else []
         begin = len(mode)
-        for gap in SENTINEL.finditer(line):
-            if int(gap[1]) < len(sentinels):
-                text = line[begin : gap.start()]
+        for mark in SENTINEL.finditer(line):
+            if int(mark[1]) < len(sentinels):
+                text = line[begin : mark.start()]
                 if not is_byte_level(tokenizer):
                     text = text.rstrip(" ")
-                ids += [*between(text, begin > len(mode)), sentinels[int(gap[1])]]
-                begin = gap.end()
+                ids += [*between(text, begin > len(mode)), sentinels[int(mark[1])]]
+                begin = mark.end()
         ids += between(line[begin:], begin > len(mode))
         bos = find_bos_id(tokenizer)
         return [*ids, tokenizer.eos_token_id] if bos is None else [bos, *ids]
 
-    def between(text: str, follows_gap: bool) -> list[int]:
-        rest = re.match(r"\S*", text)[0] if follows_gap else ""  # of a word that a gap began
+    def between(text: str, follows_sentinel: bool) -> list[int]:
+        rest = re.match(r"\S*", text)[0] if follows_sentinel else ""  # of a word that a sentinel began
         return [*map(int, encode_rest([rest])[0]), *map(int, encode([text[len(rest) :]])[0])]
 
     return ids_of

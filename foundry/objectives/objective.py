@@ -26,8 +26,8 @@ class Objective:
     names: the denoisers' names, for metrics such as `loss_<name>`. inputs_length, targets_length: S and T.
     tokens_length: raw tokens of a row, on average. window: raw tokens that `cut` looks at. sentinel_ids, eos_id: the
     tokenizer's. bos_id: the token that begins each input, which then has no EOS; None: inputs end in EOS.
-    packs_examples: rows hold several examples, so the model needs segment masks. shows_gaps: samples.md shows how the
-    model fills the gaps of held-out rows.
+    packs_examples: rows hold several examples, so the model needs segment masks. shows_samples: samples.md shows how
+    the model fills the sentinels of held-out rows.
     """
 
     names: list[str]
@@ -39,7 +39,7 @@ class Objective:
     eos_id: int
     bos_id: int | None = None
     packs_examples = False
-    shows_gaps = True
+    shows_samples = True
 
     @classmethod
     def of(

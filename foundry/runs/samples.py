@@ -26,17 +26,17 @@ from foundry.training.run_callback import RunCallback
 
 SAMPLES_FILE = "samples.md"
 COLUMNS = ["text", "masked", "filled in"]
-SHOWN_GAPS = 4  # gaps of a text that samples.md shows
+SHOWN_SENTINELS = 4  # sentinels of a text that samples.md shows
 NEW_TOKENS = 48  # enough tokens for these samples
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: list[int]) -> str:
-    """The text of a source, target or answer, with [1], [2] ... for its sentinels, cut after SHOWN_GAPS gaps."""
+    """The text of a source, target or answer, with [1], [2] ... for its sentinels, cut after SHOWN_SENTINELS of them."""
     numbers, text = {sentinel: number for number, sentinel in enumerate(sentinel_ids, start=1)}, ""
     for number, tokens in itertools.groupby(filter(lambda token: token >= 0, ids), numbers.get):  # -100: padding
         if number is None:
             text += tokenizer.decode([*tokens], skip_special_tokens=True)
-        elif number > SHOWN_GAPS:
+        elif number > SHOWN_SENTINELS:
             break
         else:
             text += f" [{number}] "

@@ -28,7 +28,7 @@ class TableTest(parameterized.TestCase):
         bada, kuli = (tokenizer(word, add_special_tokens=False).input_ids for word in ("bada", "kuli"))
         ids = [0, *bada, 99, *kuli, 98, 1, -100]
         self.assertEqual(samples.marked(tokenizer, ids, [99, 98, 97]), "bada [1] kuli [2]")
-        with mock.patch.object(samples, "SHOWN_GAPS", 1):
+        with mock.patch.object(samples, "SHOWN_SENTINELS", 1):
             self.assertEqual(samples.marked(tokenizer, ids, [99, 98, 97]), "bada [1] kuli")
 
 

@@ -22,7 +22,7 @@ import predict_t5
 from create_tokenizer import add_tokens
 from data_collator_t5 import find_sentinel_ids
 from features.prompt.prompt import answers_to, prompt, spans
-from foundry.corpora.sentinels import gap_encoder
+from foundry.corpora.sentinels import sentinel_encoder
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import Answer
@@ -77,13 +77,13 @@ class PromptTest(TestCase):
         with mock.patch("sys.stdin", io.StringIO(lines)):
             return run_main(predict_t5.main, "--interactive", *flags, code=code)
 
-    def test_gaps_are_filled_in_the_users_own_text(self):
+    def test_sentinels_are_filled_in_the_users_own_text(self):
         written = "<extra_id_0> bada <extra_id_1> kuli"
         lines = ["Unknown Ж <extra_id_0>, or <extra_id_1>!", "", " only <extra_id_1> \n", "<extra_id_7>?"]
         expected = ["Unknown Ж bada, or kuli!", "only kuli", "<extra_id_7>?"]
         self.assertEqual(self.answers(written, lines), expected)
 
-    def test_a_line_without_gaps_is_a_task(self):
+    def test_a_line_without_sentinels_is_a_task(self):
         self.assertEqual(self.answers("bada kuli", ["summarize: bada"]), ["bada kuli"])
 
     def test_the_answer_is_what_generate_gives(self):
@@ -154,7 +154,7 @@ class GapsTest(parameterized.TestCase):
         if kind != "T5's":
             tokenizer, _ = add_tokens(tokenizer, ["\n", "{"])
         sentinels, tried = find_sentinel_ids(tokenizer).tolist(), 0
-        encode, with_gaps = plain_encoder(tokenizer), gap_encoder(tokenizer, sentinels)
+        encode, with_sentinels = plain_encoder(tokenizer), sentinel_encoder(tokenizer, sentinels)
         for line in sentences(40, seed=3):
             ids = list(encode([line])[0])
             tokens = tokenizer.convert_ids_to_tokens(ids)
@@ -165,14 +165,14 @@ class GapsTest(parameterized.TestCase):
                 space = " " if token.startswith("▁") and number else ""
                 text = f"{before}{space}<extra_id_0>{after}".replace("▁", " ").strip()
                 wanted = [*ids[:number], sentinels[0], *ids[number + 1 :], tokenizer.eos_token_id]
-                self.assertEqual(with_gaps(text), wanted, text)
+                self.assertEqual(with_sentinels(text), wanted, text)
                 tried += 1
         self.assertGreater(tried, 500)
 
-    def test_several_gaps_and_what_is_none(self):
+    def test_several_sentinels_and_what_is_none(self):
         tokenizer, _ = add_tokens(load_tokenizer(str(workspace() / "tokenizer")), ["{", "[NLU]"])
         sentinels = find_sentinel_ids(tokenizer).tolist()
-        encode, with_gaps = plain_encoder(tokenizer), gap_encoder(tokenizer, sentinels[:2])
+        encode, with_sentinels = plain_encoder(tokenizer), sentinel_encoder(tokenizer, sentinels[:2])
         ids = [[*encode([text])[0]] for text in ("bada", "kuli", "bada<extra_id_700> kuli")]
         brace, mode, _ = tokenizer.convert_tokens_to_ids(["{", "[NLU]", "bada"])
         one, two, *_ = sentinels
@@ -182,13 +182,13 @@ class GapsTest(parameterized.TestCase):
             ("[NLU] bada <extra_id_0>", [mode, *ids[0], one]),
             ("bada<extra_id_700> kuli <extra_id_0>", [*ids[2], one]),
         ):
-            self.assertEqual(with_gaps(line), [*wanted, 1], line)
+            self.assertEqual(with_sentinels(line), [*wanted, 1], line)
 
     def test_bytes_keep_their_spaces(self):
         tokenizer = ByT5Tokenizer()
-        with_gaps = gap_encoder(tokenizer, [258, 257])
+        with_sentinels = sentinel_encoder(tokenizer, [258, 257])
         wanted = [[byte + 3 for byte in text.encode()] for text in ("é ", ".")]
-        self.assertEqual(with_gaps("é <extra_id_0>."), [*wanted[0], 258, *wanted[1], 1])
+        self.assertEqual(with_sentinels("é <extra_id_0>."), [*wanted[0], 258, *wanted[1], 1])
 
 
 class FamiliesTest(parameterized.TestCase):
@@ -205,7 +205,7 @@ class FamiliesTest(parameterized.TestCase):
         self.assertEqual(given[0] if family in zoo.GEMMA else given[-1], 2 if family in zoo.GEMMA else 1)
 
     @parameterized.parameters(*zoo.FAMILIES)
-    def test_every_entry_point_reads_a_gap_as_the_prompt(self, family):
+    def test_every_entry_point_reads_a_sentinel_as_the_prompt(self, family):
         """The sentinels with which the family was trained: published ids, as the zoo has them."""
         folder, words = animal(family)
         tokenizer, sentinels = load_tokenizer(str(folder)), zoo.sentinel_ids(family, words)
