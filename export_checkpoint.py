@@ -283,13 +283,13 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
                 print_once(f"{file} is a link, and links are not exported")
             elif file.is_file():
                 shutil.copy(file, folder / file.name)
-        for publication in features.of(Uploader):
-            publication.complete(folder, Path(args.output_dir), record, model, found)
+        for uploader in features.of(Uploader):
+            uploader.complete(folder, Path(args.output_dir), record, model, found)
     if outgrows_cache(config) and not lone_part(config):
         rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
     rows["written to"] = args.output_dir
-    for publication in features.of(Uploader):
-        rows |= publication.exported(Path(args.output_dir), others)
+    for uploader in features.of(Uploader):
+        rows |= uploader.exported(Path(args.output_dir), others)
     end_summary(rows, title="exported")
     return found
 

@@ -33,7 +33,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from constants import DEMO_CHECKPOINTS
 from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.task import TaskArguments
-from foundry.arguments.training import FineTuningArguments, settle_training
+from foundry.arguments.training import FineTuningArguments, resolve_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
@@ -79,7 +79,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
         )
     args = args.replaced(**tasks.flags(args))
     model = with_source(model)
-    args = settle_training(args, tasks.job(bool(model.model_name_or_path)), data, model)
+    args = resolve_training(args, tasks.job(bool(model.model_name_or_path)), data, model)
     return model, tasks.args, args, tasks
 
 

@@ -23,7 +23,7 @@ from transformers import set_seed
 from constants import OBJECTIVES
 from foundry.arguments.model import ModelArguments, check_model
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
-from foundry.arguments.training import PreTrainingArguments, check_best_metric, settle_training
+from foundry.arguments.training import PreTrainingArguments, check_best_metric, resolve_training
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.machine import prepare_process, run_script
 from foundry.corpora.own_ids import has_ids, ids_offset
@@ -57,7 +57,7 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, PreTrainingData
     check_model(model, own_ids=has_ids(text))
     check_pre_training_data(text)
     job = "continued pre-training" if model.model_name_or_path else "pre-training from scratch"
-    args = settle_training(args, job, text, model)
+    args = resolve_training(args, job, text, model)
     check_best_metric(args.metric_for_best_model, best_metric_names(text))
     is_accuracy = (args.metric_for_best_model or "loss").endswith("accuracy")
     return model, text, args.replaced(greater_is_better=is_accuracy)

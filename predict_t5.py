@@ -146,7 +146,7 @@ def parse_prediction(argv: list[str] | None) -> Plan:
         check_files(args, "".join(f", or give --{kind.switch}" for kind in frontends()))
     folder = export_of(Path(args.model_name_or_path))
     entry, record = PLAIN, {}
-    if not any(front.as_typed for front in features.of(Frontend)):
+    if not any(frontend.as_typed for frontend in features.of(Frontend)):
         entry, record = recorded_task(str(folder), args.dataset_name)
     if args.source_prefix is not None:
         entry = dataclasses.replace(entry, prefix=prefix_of(args.source_prefix))
@@ -290,8 +290,8 @@ def main(argv: list[str] | None = None) -> dict:
         return answers.predict(argv, DATACLASSES, __doc__)
     plan = parse_prediction(argv)
     device = PartialState(cpu=plan.args.use_cpu or not has_accelerator()).device
-    for front in plan.features.of(Frontend):
-        front.work(plan, run_in_short_lived_thread(partial(engine_of, plan, device)))
+    for frontend in plan.features.of(Frontend):
+        frontend.work(plan, run_in_short_lived_thread(partial(engine_of, plan, device)))
         return {"inputs": 0, "answered": 0}
     return answer_file(TextJob(plan, device))
 

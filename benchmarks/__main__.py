@@ -215,7 +215,7 @@ def parse_suite(args: Namespace) -> Namespace:
     return args
 
 
-def settled_part(args: Namespace) -> Namespace:
+def resolved_part(args: Namespace) -> Namespace:
     """The flags of the part that the command is, all of them set."""
     part = PARTS[args.command]
     given = {flag: value for flag, value in vars(args).items() if value is not None}
@@ -285,7 +285,7 @@ def main(argv: list[str] | None = None) -> dict:
     if args.command == "gpu":
         result = run_suite(args)
     else:
-        part = settled_part(args)
+        part = resolved_part(args)
         # A peer that is compiled too often would go on uncompiled, in silence.
         with torch.compiler.config.patch(fail_on_recompile_limit_hit=True):
             result = run_part(part)

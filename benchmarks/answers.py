@@ -41,7 +41,7 @@ COLUMNS = {
     "ratio": "{:.2f}",
     "same": "{:.1%}",
 }
-Written = list[list[int]]
+Tokens = list[list[int]]
 
 
 def bytes_of_a_step(model: PreTrainedModel) -> int:
@@ -73,7 +73,7 @@ def open_ctranslate2(folder: Path) -> None:
     ENGINES.append(CTranslate2Engine(folder))
 
 
-def answered_by_ctranslate2(sources: Written, slots: int, beams: int) -> Written:
+def answered_by_ctranslate2(sources: Tokens, slots: int, beams: int) -> Tokens:
     """The token ids of each answer, in float32."""
     options = dict(beam_size=beams, max_decoding_length=NEW_TOKENS, max_batch_size=slots)
     options["patience"] = PATIENCE if beams > 1 else 1
@@ -89,17 +89,20 @@ class Ways:
         self.model.generation_config.max_length = None
         self.tokenizer, self.device = load_tokenizer(str(folder)), device
         self.finder = AnswerFinder(self.model, 1)
-        self.ways: dict[str, Callable[[Written, int, int], Written]] = {"generate": self.generated, "ours": self.found}
+        self.ways: dict[str, Callable[[Tokens, int, int], Tokens]] = {
+            "generate": self.generated,
+            "ours": self.found,
+        }
         if device.type == "cpu":
             self.ways["ctranslate2"] = self.with_ctranslate2
             write_ctranslate2(Original(load_model(str(folder)), self.tokenizer, []), converted, None)
             self.apart = ProcessPoolExecutor(1, get_context("spawn"), open_ctranslate2, [converted])
 
     @torch.no_grad()
-    def generated(self, sources: Written, slots: int, beams: int) -> Written:
+    def generated(self, sources: Tokens, slots: int, beams: int) -> Tokens:
         """By transformers' `generate`, in batches of sources of similar length."""
         order = sorted(range(len(sources)), key=lambda number: -len(sources[number]))
-        answers: Written = [[] for _ in sources]
+        answers: Tokens = [[] for _ in sources]
         for start in range(0, len(order), slots):
             part = order[start : start + slots]
             batch = self.tokenizer.pad({"input_ids": [sources[number] for number in part]}, return_tensors="pt")
@@ -109,14 +112,14 @@ class Ways:
                 answers[number] = self._until_end(tokens)
         return answers
 
-    def found(self, sources: Written, slots: int, beams: int) -> Written:
+    def found(self, sources: Tokens, slots: int, beams: int) -> Tokens:
         """By this project's loop."""
         rows, self.finder.slots = [Source(ids) for ids in sources], slots
         in_order = sorted(rows, key=lambda row: -len(row.ids))
         self.finder.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
         return [self._until_end(row.answers[0].tokens) for row in rows]
 
-    def with_ctranslate2(self, sources: Written, slots: int, beams: int) -> Written:
+    def with_ctranslate2(self, sources: Tokens, slots: int, beams: int) -> Tokens:
         """By CTranslate2, in a process of its own."""
         return self.apart.submit(answered_by_ctranslate2, sources, slots, beams).result()
 

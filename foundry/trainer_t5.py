@@ -155,8 +155,8 @@ class T5Trainer(Seq2SeqTrainer):
             first = next(iter(evaluation_tasks.values()))
             class_label_ids = first.class_label_ids
             compute_metrics = first.compute_metrics
-        publication = args.features.first(Uploader)
-        self.checkpoints = CheckpointWriter(self, publication.uploads(args) if publication else None)
+        uploader = args.features.first(Uploader)
+        self.checkpoints = CheckpointWriter(self, uploader.uploads(args) if uploader else None)
         self.rows = TrainingRows(self, train_collator)
         self.feature_callbacks: list[RunCallback] = []
         self.resumed_from: str | None = None  # the checkpoint from which this training resumed
@@ -238,7 +238,7 @@ class T5Trainer(Seq2SeqTrainer):
         stopping ended (PatienceCallback), and for a resumed run of other batches. A resumed run first makes up for an
         evaluation that was stopped. A run that is told to stop ends here."""
         with self._left_if_stopped():
-            self._make_owed_evaluation()
+            self._make_pending_evaluation()
             if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
                 self.control.should_training_stop = True
                 return
@@ -313,7 +313,7 @@ class T5Trainer(Seq2SeqTrainer):
         """Overrides Trainer, which would load the best model in a way of its own, and without
         `--load_best_model_at_end` keep only that checkpoint, under `--save_total_limit 1`."""
         with self._left_if_stopped():
-            self._make_owed_evaluation()
+            self._make_pending_evaluation()
         best = self.state.best_model_checkpoint
         if best is not None and self.args.load_best_model_at_end:
             self.checkpoints.load_best()
@@ -348,15 +348,15 @@ class T5Trainer(Seq2SeqTrainer):
             print_once(self.preemption.reason)
             raise SystemExit(PREEMPTED_EXIT_CODE)
 
-    def _make_owed_evaluation(self) -> None:
+    def _make_pending_evaluation(self) -> None:
         """Makes the evaluation that the checkpoint's run had to leave out (pending_evaluation), as if that run had gone
         on: it counts for the best model, for the patience and for a schedule that follows evaluations."""
-        owed = self.checkpoints.pending_evaluation
+        pending = self.checkpoints.pending_evaluation
         self.checkpoints.pending_evaluation = None
-        if owed is not None and self.preemption.reason is None:
+        if pending is not None and self.preemption.reason is None:
             self.control.should_log = False
             self.control.should_evaluate = True
-            self.control.should_save = owed["save_was_due"]
+            self.control.should_save = pending["save_was_due"]
             where = self.state.epoch, None, time.time()
             self._maybe_log_save_evaluate(self._tr_loss, None, self.model_wrapped, None, *where)
 

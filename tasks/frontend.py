@@ -26,7 +26,7 @@ class Frontend(Feature):
 
     def encode(self, args: Any, load: "Callable[[], LoadedEncoder]") -> None:  # noqa: ARG002
         """As `work`, from a folder whose model writes no text. args: the flags of predict_t5.py. UserError unless the
-        front overrides it."""
+        frontend overrides it."""
         raise UserError(f"--{self.switch}: the model {args.model_name_or_path} writes no text: give --input_file")
 
 
@@ -40,10 +40,10 @@ def check_frontend(flags: Flags) -> None:
     given = [kind.switch for kind in frontends() if flags.get(kind.switch)]
     if not given:
         return
-    front, *others = given
+    frontend, *others = given
     if others:
-        raise UserError(f"--{front}: excludes --{others[0]}: leave one of them out")
+        raise UserError(f"--{frontend}: excludes --{others[0]}: leave one of them out")
     of_files = "input_file output_file overwrite_output_file max_samples"
-    refuse(flags, of_files, f"is for the inputs of a file, which --{front} replaces: leave one of them out")
+    refuse(flags, of_files, f"is for the inputs of a file, which --{frontend} replaces: leave one of them out")
     if world_size() > 1:
-        raise UserError(f"--{front}: one process answers: start it with python, without a launcher")
+        raise UserError(f"--{frontend}: one process answers: start it with python, without a launcher")

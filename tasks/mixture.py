@@ -255,8 +255,8 @@ class TaskData:
         self.named, self.args, self.training_args, self.tokenizer = tasks, tasks.args, args, tokenizer
         with args.main_process_first(desc="tokenising the rows"):
             self.tasks = self.loaded(tasks)
-        for learning in args.features.of(TrainingMethod):
-            learning.rows(self, model)
+        for method in args.features.of(TrainingMethod):
+            method.rows(self, model)
         with args.main_process_first(desc="tokenising the text"):
             self.train = self.training_data()
         self.of_rows = self.report_of_rows()

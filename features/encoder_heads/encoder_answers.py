@@ -190,7 +190,7 @@ class EncoderAnswers:
         decide_features(args, evaluation, task_args)
         tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
         found = self.found(evaluation, task_args, args, tokenizer)
-        settle_output_dir(args, evaluation, found.loaded)
+        resolve_output_dir(args, evaluation, found.loaded)
         if args.world_size > 1:
             prints = {split: data._fingerprint for split, data in found.loaded.data.items()}
             check_alike(prints, "give all nodes the same files")
@@ -221,8 +221,8 @@ class EncoderAnswers:
     def predict(self, argv: list[str] | None, groups: list[type], about: str) -> dict:
         """{"inputs", "answered"}: how many there are, and how many this run answered, into --output_file."""
         args, search, *features = parse_arguments(groups, argv, about=about)
-        for front in check_prediction(args, search, Features(features), self.suffix):
-            front.encode(args, lambda: self.reader(args).encoder())
+        for frontend in check_prediction(args, search, Features(features), self.suffix):
+            frontend.encode(args, lambda: self.reader(args).encoder())
             return {"inputs": 0, "answered": 0}
         return answer_file(self.reader(args))
 
@@ -235,7 +235,7 @@ def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
     return [evaluation.split] if evaluation.split else known[1:]
 
 
-def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
+def resolve_output_dir(args: Any, evaluation: Any, task: Any) -> None:
     """Completes --output_dir. UserError unless results can be written there."""
     folder = evaluation.model_name_or_path
     if args.output_dir is None:
@@ -246,8 +246,8 @@ def settle_output_dir(args: Any, evaluation: Any, task: Any) -> None:
 
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Frontend]:
-    """[the front that answers in place of a file], or [], and then --output_file is completed, by the name of the input
-    file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
+    """[the frontend that answers in place of a file], or [], and then --output_file is completed, by the name of
+    the input file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
     refuse(search, " ".join(vars(search)), NO_SEARCH)
     refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
     if args.backend != "transformers":

@@ -79,7 +79,7 @@ class T5Gemma2(T5Gemma):
         model._weight_conversions = []
 
 
-_LACKS = {
+_UNSUPPORTED = {
     "bf16_residual": "not for {kind} models",
     "config_overrides": "not for {kind} models, whose encoder and decoder have sizes of their own: give a folder with "
     "your own config.json",
@@ -87,13 +87,14 @@ _LACKS = {
 _HAS = dict(head_scaled_by=None, body="model", sentinel="<unused{}>")
 T5GEMMA = T5Gemma(
     "T5Gemma",
-    _LACKS | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},
+    _UNSUPPORTED
+    | {"attn_implementation": "T5Gemma caps its attention scores, which only eager does: leave the flag out"},
     attentions=("eager",),
     **_HAS,
 )
 T5GEMMA_2 = T5Gemma2(
     "T5Gemma 2, text only",
-    _LACKS,
+    _UNSUPPORTED,
     attentions=("eager", "sdpa"),
     **_HAS,
 )

@@ -1,7 +1,7 @@
 """What training on preferences needs besides the loss: log-probabilities under the reference, and sums over a step.
 
     add_reference(data, model)                          # before training, as the model is the reference
-    learning = PreferenceCallback(trainer, preference)  # in T5Trainer
+    callback = PreferenceCallback(trainer, preference)  # in T5Trainer
 
 Legend of shapes: B rows of a batch, N rows of a data set.
 """

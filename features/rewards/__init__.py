@@ -204,9 +204,9 @@ class RewardLearning(TrainingMethod):
         from features.rewards.rewarded_steps import RewardCallback, RewardSamples
         from foundry.runs.trackers import show_table
 
-        learning = RewardCallback(trainer, self)
-        self.reference = learning.reference
-        return [learning, RewardSamples(learning, trainer.args.output_dir, partial(show_table, trainer))]
+        callback = RewardCallback(trainer, self)
+        self.reference = callback.reference
+        return [callback, RewardSamples(callback, trainer.args.output_dir, partial(show_table, trainer))]
 
     def memory(self, args: Any) -> dict[str, int]:
         return {"reference": self.reference_bytes}

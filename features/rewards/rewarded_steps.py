@@ -202,10 +202,10 @@ class RewardSamples(SampleSections):
     """After each evaluation adds to samples.md the questions of the last step that have the highest rewards, with their
     best and worst answers: a reward that is being cheated shows there first."""
 
-    def __init__(self, learning: RewardCallback, *others: Any):
+    def __init__(self, callback: RewardCallback, *others: Any):
         super().__init__(*others)
-        self.learning = learning
+        self.callback = callback
 
     def on_evaluate(self, _args: TrainingArguments, state: TrainerState, *_, **__) -> None:
-        if state.is_world_process_zero and self.learning.shown:
-            self.add(state.global_step, COLUMNS, self.learning.shown)
+        if state.is_world_process_zero and self.callback.shown:
+            self.add(state.global_step, COLUMNS, self.callback.shown)

@@ -163,10 +163,10 @@ class Completions(Service):
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
         head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
-        growing = [IncrementalDetokenizer(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
-        sent = [""] * len(growing)
+        detokenizers = [IncrementalDetokenizer(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
+        sent = [""] * len(detokenizers)
         grows = reader.writes_text and not reader.in_pieces and (reader.beams == 1 or body.temperature)
-        while len(over) < len(growing):
+        while len(over) < len(detokenizers):
             changed.clear()
             for index, prompt, found in numbered_choices(prompts, body.n):
                 if index in over or not (found.is_over or grows):
@@ -180,11 +180,11 @@ class Completions(Service):
                     part = await self.call(reader.choice, index, prompt, found, body.stop)
                     text = part["text"]
                 else:
-                    text = await self.call(reader.so_far, growing[index], found.tokens[0], body.stop)
+                    text = await self.call(reader.so_far, detokenizers[index], found.tokens[0], body.stop)
                 if found.is_over or len(text) > len(sent[index]):
                     yield event(head | {"choices": [part | {"text": text[len(sent[index]) :]}]})
                     sent[index] = text
-            if len(over) < len(growing):
+            if len(over) < len(detokenizers):
                 await changed.wait()
         usage = self.counted(prompts)
         if body.stream_options.include_usage:

@@ -292,19 +292,19 @@ class CompletionReader:
         return Prompt(item, source_ids(self.tokenizer, item.texts, self.most), longest)
 
     def _ends_text(self, stops: list[str]) -> Callable[[list[int]], bool]:
-        growing = IncrementalDetokenizer(self.for_stops)
+        detokenizer = IncrementalDetokenizer(self.for_stops)
 
         def ends_text(tokens: list[int]) -> bool:
-            text = growing.text(tokens).rstrip()
+            text = detokenizer.text(tokens).rstrip()
             return any(stop in text for stop in stops)
 
         return ends_text
 
-    def so_far(self, growing: IncrementalDetokenizer, tokens: list[int], stops: list[str]) -> str:
+    def so_far(self, detokenizer: IncrementalDetokenizer, tokens: list[int], stops: list[str]) -> str:
         """What no further token changes of the text of an answer that is being written."""
-        growing.text([*tokens])
+        detokenizer.text([*tokens])
         held = max(map(len, stops), default=1) - 1  # what may be the beginning of a stop
-        return before_any(stops, growing.settled)[: max(0, len(growing.settled) - held)].rstrip()
+        return before_any(stops, detokenizer.settled)[: max(0, len(detokenizer.settled) - held)].rstrip()
 
     def choice(self, index: int, prompt: Prompt, found: Choice, stops: list[str]) -> dict:
         """A choice of the response."""
@@ -322,8 +322,8 @@ class CompletionReader:
         return choice
 
     def _log_probs(self, tokens: list[int], log_probs: list[float]) -> dict:
-        growing = IncrementalDetokenizer(self.tokenizer)
-        places = [len(growing.text(tokens[:end]).rstrip()) for end in range(len(tokens))]
+        detokenizer = IncrementalDetokenizer(self.tokenizer)
+        places = [len(detokenizer.text(tokens[:end]).rstrip()) for end in range(len(tokens))]
         names = self.tokenizer.convert_ids_to_tokens(tokens)
         return dict(tokens=names, token_logprobs=log_probs, top_logprobs=None, text_offset=places)
 

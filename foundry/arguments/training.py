@@ -32,8 +32,8 @@ from foundry.common.machine import (
     announce_deepspeed_build,
     check_open_files,
     has_accelerator,
-    lacks_compiler,
-    triton_lacks,
+    missing_compiler,
+    missing_for_triton,
 )
 from foundry.common.ranks import first_of_node_first, has_rank
 from foundry.common.secrets import is_secret
@@ -430,17 +430,17 @@ _PRE_TRAINING_RULES = (
 )
 
 
-def settle_training(
+def resolve_training(
     args: T5TrainingArguments, job: str, data: PreTrainingDataArguments | TaskArguments, model: ModelArguments
 ) -> T5TrainingArguments:
     """A copy of `args` in which flags that are not given have the defaults of `job` (TRAINING_DEFAULTS). UserError for
     contradictions among them, and between them and the flags of data and model."""
-    settled = args.replaced()
-    decide_features(settled, data, model)
-    for learning in settled.features.of(TrainingMethod):
-        job = learning.job(job)
-    check_training(settled, job + weights_of(settled.features).suffix)
-    return settled
+    resolved = args.replaced()
+    decide_features(resolved, data, model)
+    for method in resolved.features.of(TrainingMethod):
+        job = method.job(job)
+    check_training(resolved, job + weights_of(resolved.features).suffix)
+    return resolved
 
 
 def decide_features(args: T5TrainingArguments, *groups: Any) -> None:
@@ -502,9 +502,11 @@ def _check_compiler(args: T5TrainingArguments) -> None:
     """UserError if this machine cannot compile with torch.compile."""
     backends = torch.compiler.list_backends(exclude_tags=None)
     check_value("torch_compile_backend", args.torch_compile_backend, dict(choices=backends))
-    lacks = lacks_compiler("CXX", "g++") if args.use_cpu else triton_lacks()
-    if lacks and args.torch_compile_backend == "inductor" and not args.assume_gpu:
-        raise UserError(f"--torch_compile: needs {lacks}, which this machine lacks; install it, or leave the flag out")
+    missing = missing_compiler("CXX", "g++") if args.use_cpu else missing_for_triton()
+    if missing and args.torch_compile_backend == "inductor" and not args.assume_gpu:
+        raise UserError(
+            f"--torch_compile: needs {missing}, which this machine lacks; install it, or leave the flag out"
+        )
 
 
 def check_warmup(args: T5TrainingArguments, total_steps: int) -> None:

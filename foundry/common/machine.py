@@ -133,7 +133,7 @@ def _control_groups(controller: str, groups: Path, root: Path) -> Iterator[tuple
                 yield folder, 1 if controllers else 2
 
 
-def lacks_compiler(variable: str, *names: str) -> str | None:
+def missing_compiler(variable: str, *names: str) -> str | None:
     """What is missing to build code for Python: a compiler, the one that an environment variable names or else one of
     these names, or Python's headers. None if both are there."""
     named = os.environ.get(variable, "").split()[:1]
@@ -149,9 +149,9 @@ def triton_is_installed() -> bool:
 
 
 @functools.cache
-def triton_lacks() -> str | None:
+def missing_for_triton() -> str | None:
     """What is missing to build a Triton kernel on a GPU, such as the package or a C compiler; None if nothing is."""
-    return lacks_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
+    return missing_compiler("CC", "gcc", "clang") if triton_is_installed() else "the package triton"
 
 
 def announce_deepspeed_build() -> None:

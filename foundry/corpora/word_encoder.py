@@ -133,8 +133,8 @@ class WordEncoder:
         self._hashes = np.zeros(SLOTS, dtype=np.uint64)
         self._word_in = np.full(SLOTS, -1, dtype=np.int32)  # a slot's word
         # Of every known word: where its ids begin, how many there are, and the same of its characters.
-        self._ids, self._characters = _Growing(np.int32), _Growing(np.uint32)
-        self._words = _Growing(np.int64, columns=4)
+        self._ids, self._characters = _GrowingArray(np.int32), _GrowingArray(np.uint32)
+        self._words = _GrowingArray(np.int64, columns=4)
 
     def __call__(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if max(self._ids.size, self._characters.size) > MOST_KEPT:
@@ -215,7 +215,7 @@ class WordEncoder:
         self._characters.extend(np.frombuffer("".join(words).encode("utf-32-le"), dtype=np.uint32))
 
 
-class _Growing:
+class _GrowingArray:
     """An array that is extended at its end, at a cost in proportion to what is added."""
 
     def __init__(self, dtype, columns: int | None = None):

@@ -126,7 +126,7 @@ class Search:
         )
 
 
-def model_lacks(model: PreTrainedModel) -> str | None:
+def unsupported_model_reason(model: PreTrainedModel) -> str | None:
     """Why the loop cannot write answers of a model; None if it can."""
     if model.config.model_type not in DECODERS:
         return f"the decoder of {model.config.model_type} models is not written out"
@@ -136,7 +136,7 @@ def model_lacks(model: PreTrainedModel) -> str | None:
     return None
 
 
-def search_lacks(model: PreTrainedModel, **changes: object) -> str | None:
+def unsupported_search_reason(model: PreTrainedModel, **changes: object) -> str | None:
     """Why the loop cannot search as `generate(**changes)` does; None if it can."""
     own = copy.deepcopy(model.generation_config)
     vars(own).update(changes)

@@ -294,7 +294,7 @@ class KVCache:
         self.count += size
         self.starts += [self.end] * size
         self.lengths += lengths
-        self._settle()
+        self._update_views()
 
     def _widen_sources(self, longest: int) -> None:
         before, width = (self.source_keys, self.source_values), self.source_keys.shape[3]
@@ -316,7 +316,7 @@ class KVCache:
             values[slot] = values[last]
             values.pop()
         self.count = last
-        self._settle()
+        self._update_views()
 
     def _rows(self, slot: int) -> slice:
         return slice(slot * self.rows, (slot + 1) * self.rows)
@@ -330,7 +330,7 @@ class KVCache:
                 used = tensor[:, :, :, self.begin : self.end]
                 used[:, to] = used[:, of]
 
-    def _settle(self) -> None:
+    def _update_views(self) -> None:
         """What follows from the sources that are in the slots."""
         if not self.count:
             return

@@ -20,7 +20,15 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from constants import IGNORE_INDEX
 from foundry.common.terminal import print_once
-from foundry.modeling.decoding import Answer, Search, Source, answers, drawn, model_lacks, search_lacks
+from foundry.modeling.decoding import (
+    Answer,
+    Search,
+    Source,
+    answers,
+    drawn,
+    unsupported_model_reason,
+    unsupported_search_reason,
+)
 from foundry.modeling.decoding_layers import Layers
 from foundry.modeling.generation_settings import NEUTRAL, deciding_settings
 from foundry.modeling.loss import token_nll
@@ -96,9 +104,9 @@ class AnswerFinder(Engine):
         self.model, self.slots, self.search = model, slots, search or {}
         self.mixed = mixed or contextlib.nullcontext()
         self.layers: Layers | None = None  # made when they are needed
-        self.model_lacks = model_lacks(model)
+        self.model_unsupported = unsupported_model_reason(model)
         if is_sharded(model):
-            self.model_lacks = "the weights are spread over the processes"
+            self.model_unsupported = "the weights are spread over the processes"
         own = copy.deepcopy(model.generation_config)
         own.update(**self.search)
         self.settings = deciding_settings(own)
@@ -115,7 +123,7 @@ class AnswerFinder(Engine):
     ) -> None:
         """See `Engine`; `generate` takes no more sources."""
         settings = self.search | settings
-        reason = self.lacks(**settings)
+        reason = self.unsupported_reason(**settings)
         with self.mixed:
             if reason is None:
                 self.layers = self.layers or Layers(self.model)
@@ -128,9 +136,9 @@ class AnswerFinder(Engine):
                 for _ in part if told else ():
                     told()
 
-    def lacks(self, **settings: object) -> str | None:
+    def unsupported_reason(self, **settings: object) -> str | None:
         """Why `generate` finds the answers; None if it need not."""
-        return self.model_lacks or search_lacks(self.model, **settings)
+        return self.model_unsupported or unsupported_search_reason(self.model, **settings)
 
     @torch.no_grad()
     def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:

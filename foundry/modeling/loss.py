@@ -129,15 +129,15 @@ class _ChunkedLossSum(torch.autograd.Function):
                 if label_smoothing:
                     nats = nats - label_smoothing * logits.mean(-1, keepdim=True)
                 nats = nats + z_loss * log_z.square()
-                slopes, first = [], 0
+                of_terms, first = [], 0
                 for number, (how, share, kept, count) in enumerate(terms):
                     values, by_logits = how.of_chunk(logits, part, *tensors[first : first + count])
                     nats, first = kept * nats + share * values, first + count
                     sums[number] = sums[number] + (values * counted[:, None]).sum()
-                    slopes.append(by_logits)
+                    of_terms.append(by_logits)
                 total = total + (nats * counted[:, None]).sum()
                 if wants_gradient:
-                    d_logits = _gradient(logits, log_z, index, label_smoothing, z_loss, terms, slopes)
+                    d_logits = _gradient(logits, log_z, index, label_smoothing, z_loss, terms, of_terms)
                     if cap is not None:
                         d_logits.mul_(d_cap)
                     d_logits = (d_logits * counted[:, None]).to(dtype)
@@ -159,13 +159,15 @@ class _ChunkedLossSum(torch.autograd.Function):
         return *gradients, *[None] * (len(ctx.needs_input_grad) - 2)
 
 
-def _gradient(logits, log_z, index, label_smoothing: float, z_loss: float, terms: tuple, slopes: list) -> torch.Tensor:
-    """The gradient of a chunk's loss by its logits [n, V]. log_z: [n, 1]. index: labels [n, 1]. slopes: those of the
+def _gradient(
+    logits, log_z, index, label_smoothing: float, z_loss: float, terms: tuple, of_terms: list
+) -> torch.Tensor:
+    """The gradient of a chunk's loss by its logits [n, V]. log_z: [n, 1]. index: labels [n, 1]. of_terms: those of the
     terms."""
     smoothed = label_smoothing / logits.shape[1]
     found = (logits - log_z).exp_().mul_(1 + 2 * z_loss * log_z).sub_(smoothed)
     found.scatter_add_(1, index, torch.full_like(log_z, label_smoothing - 1))
-    for (_, share, kept, _), by_logits in zip(terms, slopes, strict=True):
+    for (_, share, kept, _), by_logits in zip(terms, of_terms, strict=True):
         found = kept * found + share * by_logits
     return found
 

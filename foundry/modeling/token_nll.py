@@ -31,19 +31,19 @@ def answers_nats(
         )
         divisors = divisors.expand(labels.shape)
 
-    def nats_at(logits: torch.Tensor, labels: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
+    def nll_at(logits: torch.Tensor, labels: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
         return token_nll(logits if divisors is None else logits.float() / divisors[..., None], labels)
 
     if chunk:
         weight, cap = output_head(model).weight, family_of(model.config).logit_cap(model.config)
 
-        def nats_of_part(hidden: torch.Tensor, labels: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
-            return nats_at(capped(F.linear(hidden, weight).float(), cap)[None], labels[None], divisors)[0]
+        def nll_of_part(hidden: torch.Tensor, labels: torch.Tensor, divisors: torch.Tensor | None) -> torch.Tensor:
+            return nll_at(capped(F.linear(hidden, weight).float(), cap)[None], labels[None], divisors)[0]
 
         states = head_inputs(model, inputs).flatten(0, 1).split(chunk)
         of_parts = [None] * len(states) if divisors is None else divisors.flatten().split(chunk)
         parts = zip(states, labels.flatten().split(chunk), of_parts, strict=True)
-        nats = torch.cat([checkpoint(nats_of_part, *part, use_reentrant=False) for part in parts]).view(labels.shape)
+        nats = torch.cat([checkpoint(nll_of_part, *part, use_reentrant=False) for part in parts]).view(labels.shape)
     else:
-        nats = nats_at(model.plain_forward(**inputs).logits, labels, divisors)
+        nats = nll_at(model.plain_forward(**inputs).logits, labels, divisors)
     return nats.split(lengths, dim=1)

@@ -31,7 +31,7 @@ NEW_TOKENS = 48  # enough tokens for these samples
 
 
 def marked(tokenizer: PreTrainedTokenizerBase, ids: list[int], sentinel_ids: list[int]) -> str:
-    """The text of a source, target or answer, with [1], [2] ... for its sentinels, cut after SHOWN_SENTINELS of them."""
+    """The text of a source, target or answer, with [1], [2] ... for its sentinels, cut after SHOWN_SENTINELS."""
     numbers, text = {sentinel: number for number, sentinel in enumerate(sentinel_ids, start=1)}, ""
     for number, tokens in itertools.groupby(filter(lambda token: token >= 0, ids), numbers.get):  # -100: padding
         if number is None:

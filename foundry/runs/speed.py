@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, T5Config
 
 from constants import ATTENTION_IMPLEMENTATIONS
 from foundry.arguments.training import CUDA_GRAPHS, T5TrainingArguments
-from foundry.common.machine import bf16_units, lacks_compiler, triton_lacks
+from foundry.common.machine import bf16_units, missing_compiler, missing_for_triton
 from foundry.model_t5 import flops_per_sequence, is_adapted, set_attention
 from foundry.modeling.families import family_of, shape_of
 from foundry.modeling.weight_formats import WEIGHT_FORMATS
@@ -255,13 +255,15 @@ def _compilation(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, _c
     if launcher.sharding in bring_in:
         return False, f"{bring_in[launcher.sharding]} gathers weights module by module"
     if gpu is None:
-        lacks = lacks_compiler("CXX", "g++")
+        missing = missing_compiler("CXX", "g++")
     else:
-        lacks = triton_lacks() if torch.cuda.is_available() else None  # --assume_gpu: that machine lacks nothing
+        missing = (
+            missing_for_triton() if torch.cuda.is_available() else None
+        )  # --assume_gpu: that machine lacks nothing
         if not gpu.is_recent:
             return False, "Triton needs compute capability 8"
-    if lacks:
-        return False, f"compiling needs {lacks}"
+    if missing:
+        return False, f"compiling needs {missing}"
     if not job.shapes:
         return False, "batches have many lengths; --torch_compile true pads them to one"
     if job.earlier:

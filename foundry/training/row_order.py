@@ -114,8 +114,8 @@ class TrainingRows:
                 rows = FilledRows(rows, filling, order, spare=global_rows - 1 - filling)
                 order = rows.order
         collator = self.collator or self.trainer.data_collator
-        for learning in self.args.features.of(TrainingMethod):
-            collator = learning.collator(collator)
+        for method in self.args.features.of(TrainingMethod):
+            collator = method.collator(collator)
         return rows, order, collator
 
     # ------------------------------------------------------------ data workers

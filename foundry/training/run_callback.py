@@ -53,11 +53,11 @@ class RunCallback(TrainerCallback):
 def callbacks_of(features: Features, trainer: Any) -> list[RunCallback]:
     """Those that the features of a run need. UserError for two features that both say by what a loss is divided."""
     found, dividing = [], []
-    for learning in features.of(TrainingMethod):
-        callbacks = learning.callbacks(trainer)
+    for method in features.of(TrainingMethod):
+        callbacks = method.callbacks(trainer)
         found += callbacks
         if any(callback.gives_divisor() for callback in callbacks):
-            dividing.append(type(learning).__module__.split(".")[-1])
+            dividing.append(type(method).__module__.split(".")[-1])
     if len(dividing) > 1:
         raise UserError(f"{listed(dividing)}: each says by what the loss of a step is divided: leave all but one out")
     return found

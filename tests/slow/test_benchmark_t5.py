@@ -98,7 +98,7 @@ class BenchmarkTest(parameterized.TestCase):
 
 def arguments(*argv: str, **changes) -> Namespace:
     """What a command's function is handed; no time is up, however busy the machine."""
-    args = benchmark_t5.settled_part(benchmark_t5.parse_command([*argv, "--device", "cpu"]))
+    args = benchmark_t5.resolved_part(benchmark_t5.parse_command([*argv, "--device", "cpu"]))
     return Namespace(**vars(args) | {"deadline": float("inf")} | changes)
 
 

@@ -143,7 +143,7 @@ class DriverTest(parameterized.TestCase):
 
     def test_a_row_that_is_stopped_keeps_what_was_measured(self):
         rows = {name: dict(name=name, what="", ours=True) for name in ("fast", "slow")}
-        args = benchmark_t5.settled_part(benchmark_t5.parse_command(["step", "--device", "cpu", "--minutes", "5"]))
+        args = benchmark_t5.resolved_part(benchmark_t5.parse_command(["step", "--device", "cpu", "--minutes", "5"]))
         args.output = str(self.folder / "step.json")
         with (
             mock.patch.dict(os.environ, FAKE=json.dumps({"slow": "fail"})),

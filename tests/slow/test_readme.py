@@ -107,7 +107,7 @@ class ReadmeTest(parameterized.TestCase):
             self.assertLen(parse_arguments(DATACLASSES[script], argv), len(DATACLASSES[script]))
         elif script == "benchmarks/__main__.py":
             with mock.patch.object(benchmark_t5, "CHECKOUTS", {}):  # the reader's own
-                self.assertNotEmpty(vars(benchmark_t5.settled_part(benchmark_t5.parse_command(argv))))
+                self.assertNotEmpty(vars(benchmark_t5.resolved_part(benchmark_t5.parse_command(argv))))
         elif script == "tools/sweep_t5.py":
             sweep = sweep_file.read_sweep(str(ROOT / argv[0]))
             self.assertTrue(sweep.parameters)

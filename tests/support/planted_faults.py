@@ -243,7 +243,7 @@ foundry/training/saving.py, seen by slow/test_checkpoints.py
   losses_before_the_resume_are_lost
   - self.trainer._tr_loss.fill_(state["running_loss"])
   + self.trainer._tr_loss.fill_(0.0)
-  an_owed_evaluation_is_forgotten
+  a_pending_evaluation_is_forgotten
   - self.pending_evaluation = state["pending_evaluation"]
   + self.pending_evaluation = None
 foundry/training/saving.py, seen by slow/test_trainer_t5.py

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 
 from foundry.model_t5 import create_model
 from foundry.modeling import decoding_layers, found_answers, onednn
-from foundry.modeling.decoding import Search, Source, answers, model_lacks, search_lacks
+from foundry.modeling.decoding import Search, Source, answers, unsupported_model_reason, unsupported_search_reason
 from foundry.modeling.decoding_layers import DECODERS, Layers
 from foundry.modeling.families import family_of, is_tied
 from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
@@ -229,7 +229,7 @@ class RandomSearchesTest(parameterized.TestCase):
 
 class WhatGenerateDoesTest(parameterized.TestCase):
     def test_the_search_of_draws_lacks_nothing(self):
-        self.assertIsNone(search_lacks(made_model(), **PLAIN, num_return_sequences=4))
+        self.assertIsNone(unsupported_search_reason(made_model(), **PLAIN, num_return_sequences=4))
 
     @parameterized.parameters(
         (dict(), None),
@@ -239,7 +239,7 @@ class WhatGenerateDoesTest(parameterized.TestCase):
         (dict(encoder_repetition_penalty=1.5), "encoder_repetition_penalty"),
     )
     def test_it_says_why(self, changes, reason):
-        told = search_lacks(made_model(), **changes)
+        told = unsupported_search_reason(made_model(), **changes)
         self.assertRegex(told or "", reason) if reason else self.assertIsNone(told)
 
     def test_no_family_is_left_out_in_silence(self):
@@ -275,7 +275,7 @@ class WhatGenerateDoesTest(parameterized.TestCase):
             for row in rows[1:]:
                 row.warp = lambda scores, row=row: scores / (3 + len(row.ids) / 9)
             finder = AnswerFinder(model, 3)
-            finder.model_lacks = reason
+            finder.model_unsupported = reason
             finder.find(rows, do_sample=False, num_return_sequences=3, **dict(max_new_tokens=12) | changes)
             got.append([answer.tokens for row in rows for answer in row.answers])
         self.assertGreater(len({*map(tuple, got[0])}), 14)
@@ -350,7 +350,7 @@ class ProductsTest(parameterized.TestCase):
         model, sources = made_model(), made_sources(6)
         config = peft.LoraConfig(r=2, target_modules=["q", "v", "wi_0"], init_lora_weights=False)
         adapted = peft.inject_adapter_in_model(config, model).eval().requires_grad_(False)
-        self.assertIsNone(model_lacks(adapted))
+        self.assertIsNone(unsupported_model_reason(adapted))
         wanted = generated(adapted, sources, max_new_tokens=12)
         self.assertEqual([one.tokens for one in found(adapted, sources, 4)], wanted)
         self.assertNotEqual(wanted, generated(made_model(), sources, max_new_tokens=12))

@@ -158,8 +158,8 @@ class ChoiceTest(parameterized.TestCase):
         """On a GPU Triton's package was enough. It builds a launcher in C; without a compiler the run ended there, and
         so did one without compilation at the bias gradient's kernel."""
         name, *lacks = missing
-        machine.triton_lacks.cache_clear()
-        self.addCleanup(machine.triton_lacks.cache_clear)
+        machine.missing_for_triton.cache_clear()
+        self.addCleanup(machine.missing_for_triton.cache_clear)
         there = mock.patch("torch.cuda.is_available", return_value=gpu is not None)
         triton = mock.patch.object(machine, "triton_is_installed", lambda: True)
         nothing = "" if name.startswith("sys") else None
@@ -220,7 +220,7 @@ class ChoiceTest(parameterized.TestCase):
     def test_on_a_cpu(self, source, steps, attention, compiled):
         config = BASE if source == 512 else build_config("tiny", 4096)
         given = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-        with mock.patch.multiple(speed, bf16_units=lambda: None, lacks_compiler=lambda *_: None):
+        with mock.patch.multiple(speed, bf16_units=lambda: None, missing_compiler=lambda *_: None):
             found = chosen(None, given, Launcher(cores=2), model=planned(config), source=source, target=34, steps=steps)
         self.assertEqual(list(found), ["bf16", "attn_implementation", "torch_compile"])
         self.assertEqual(found["attn_implementation"].value, attention)
@@ -253,7 +253,7 @@ class ChoiceTest(parameterized.TestCase):
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True)
         args.optim, args.given = "adamw_rms_scaled", frozenset()
         with (
-            mock.patch.multiple(speed, bf16_units=lambda: "AMX", lacks_compiler=lambda *_: None),
+            mock.patch.multiple(speed, bf16_units=lambda: "AMX", missing_compiler=lambda *_: None),
             mock.patch.object(speed, "find_launcher", lambda _: Launcher(cores=2)),
         ):
             decided = decide_speed(job, args)

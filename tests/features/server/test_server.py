@@ -709,10 +709,10 @@ class GrowingTest(parameterized.TestCase):
                 place = chooser.randrange(len(tokens))
                 tokens[place:place] = tokenizer(text)["input_ids"][: chooser.randrange(1, 30)]
             (whole,) = decoded(tokenizer, [tokens])
-            growing, end, before = completions.IncrementalDetokenizer(tokenizer), 0, ""
+            detokenizer, end, before = completions.IncrementalDetokenizer(tokenizer), 0, ""
             while end < len(tokens):
                 end += chooser.choice((1, 1, 1, 2, 5))
-                self.assertEqual([growing.text(tokens[:end])], decoded(tokenizer, [tokens[:end]]), tokens[:end])
-                self.assertStartsWith(whole, growing.settled)
-                self.assertStartsWith(growing.settled, before)
-                before = growing.settled
+                self.assertEqual([detokenizer.text(tokens[:end])], decoded(tokenizer, [tokens[:end]]), tokens[:end])
+                self.assertStartsWith(whole, detokenizer.settled)
+                self.assertStartsWith(detokenizer.settled, before)
+                before = detokenizer.settled
