@@ -247,7 +247,7 @@ def resolve_output_dir(args: Any, evaluation: Any, task: Any) -> None:
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Frontend]:
     """[the frontend that answers in place of a file], or [], and then --output_file is completed, by the name of
-    the input file and the suffix. UserError for flags that a head does not follow, and for files that cannot be used."""
+    the input file and the suffix. UserError for flags that a head does not follow, and for unusable files."""
     refuse(search, " ".join(vars(search)), NO_SEARCH)
     refuse(args, "dataset_name attn_implementation", "not for a head: leave it out")
     if args.backend != "transformers":

@@ -183,9 +183,9 @@ def _example(
     """An example of a source: of a task "rte sentence1: ... sentence2: ..."; for pre-training one of the denoiser, with
     its mode token in front, or numbers if the model was trained on ready-made ids."""
     if not task:
-        prefix, masked = (
-            ("0 1 1 0", "0 1 {} 1 0 {} 1") if reads_ids else ("The cat sat on the", "The cat {} on the {}.")
-        )
+        prefix, masked = "The cat sat on the", "The cat {} on the {}."
+        if reads_ids:
+            prefix, masked = "0 1 1 0", "0 1 {} 1 0 {} 1"
         text = prefix if _is_prefix(denoiser) else masked.format(sentinel.format(0), sentinel.format(1))
         return f"{denoiser['mode']} {text}" if "mode" in denoiser else text
     entry = entry or TaskEntry()
