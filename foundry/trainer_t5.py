@@ -164,7 +164,7 @@ class T5Trainer(Seq2SeqTrainer):
         self.losses_before: torch.Tensor | None = None  # before the step, the sum of losses since the last log
         if args.push_to_hub:  # Trainer would upload a checkpoint while it is being written
             args = args.replaced(push_to_hub=False)
-        if getattr(args, "hf_deepspeed_config", None) is not None:
+        if args.deepspeed:
             set_hf_deepspeed_config(args.hf_deepspeed_config)
         use_one_embedding_module(model)
         terms, loss_override = losses_of(args.features, model, args)

@@ -42,6 +42,11 @@ def evaluation_shares(weights: Sequence[float], total: int) -> list[int]:
     return counts
 
 
+def is_table(rows: object) -> bool:
+    """Whether these are a table of `datasets`, which is not imported, as a GPU machine may lack it."""
+    return hasattr(rows, "column_names") and hasattr(rows, "__len__")
+
+
 def row_lengths(rows: torch.utils.data.Dataset | list[dict], column: str = "input_ids") -> np.ndarray:
     """[rows] number of tokens in each row's `column`. rows: a list, or a table of `datasets`, whose rows are not
     read."""

@@ -20,7 +20,7 @@ from transformers import DataCollatorForSeq2Seq, PreTrainedModel, PreTrainedToke
 from constants import IGNORE_INDEX
 from data_collator_t5 import shift_right
 from foundry.arguments.training import FineTuningArguments
-from foundry.corpora.chunks import RowSampler, longest_first, row_lengths
+from foundry.corpora.chunks import RowSampler, is_table, longest_first, row_lengths
 from foundry.features import task_features
 from foundry.model_t5 import flops_per_sequence
 from foundry.modeling.segment_masks import enable_packing
@@ -233,7 +233,7 @@ def train_collator(
         enable_packing(model)
         # The same few pairs of lengths come in every batch.
         return PackingCollator(*padding, cost=cache(partial(flops_per_sequence, model.config)))
-    if not args.torch_compile or not hasattr(rows, "column_names"):
+    if not args.torch_compile or not is_table(rows):
         return None
     source, target = (int(round_up(row_lengths(rows, column).max())) for column in ("input_ids", "labels"))
     return OneShapeCollator(*padding, source, target, args.train_batch_size)

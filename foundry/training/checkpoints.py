@@ -8,6 +8,7 @@ manifest (common/whole_folders.py) shows that when a run resumes: the damaged ch
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
@@ -46,7 +47,7 @@ from foundry.common.whole_folders import (
     newest_whole_checkpoint,
 )
 from foundry.corpora.trained_text import DECIDES_PART, NO_EARLIER, TRAINED_TEXT
-from foundry.features import Features
+from foundry.features import Feature, Features
 from foundry.training.output_lock import lock_output_dir, unlock_output_dir
 from foundry.training.rows_read import SAVED_AS as ROWS_READ
 from foundry.training.rows_read import RowsRead
@@ -347,7 +348,8 @@ def check_same_flags(*groups: object) -> None:
     values = _values_of(groups)
     given: list[str] = []
     for group in groups:
-        given += getattr(group, "given", ())
+        if isinstance(group, T5TrainingArguments):
+            given += group.given
     compared = {}
     for name in sorted({*gather_object(given)} - {*_OF_A_NODE}):
         value = str(values.get(name))
@@ -394,11 +396,11 @@ def _compared(checkpoint: str, config: PretrainedConfig, fingerprints: dict[str,
     if "objective" in now:  # pre-training
         decisive += DECIDES_PART  # a task's fingerprint covers only its training rows
     for group in groups:
-        of_feature = tuple(getattr(group, "decisive", ()))
-        decisive += of_feature
-        fields = getattr(group, "__dataclass_fields__", {})
-        if flags:  # a run from before the feature had what is its default now
-            flags = {name: fields[name].default for name in of_feature if name in fields} | flags
+        if isinstance(group, Feature):
+            decisive += tuple(group.decisive)
+            defaults = {field.name: field.default for field in dataclasses.fields(group)}
+            if flags:  # a run from before the feature had what is its default now
+                flags = {name: defaults[name] for name in group.decisive if name in defaults} | flags
     compared = []
     for name in _SHAPE:
         for key in shapes:
@@ -484,7 +486,7 @@ def changed_schedule(checkpoint: str | None, args: T5TrainingArguments, steps: i
         before["warm-up steps"] = warmup_of(run["arguments"], state["max_steps"])
     recorded = run.get("arguments", {})
     for name in _CHANGES_LATER_STEPS:
-        now[f"--{name}"], before[f"--{name}"] = getattr(args, name, None), recorded.get(name)
+        now[f"--{name}"], before[f"--{name}"] = vars(args).get(name), recorded.get(name)
     now["dropout"], before["dropout"] = dropout, run.get("dropout", recorded.get("dropout_rate"))
     changed = [name for name, value in now.items() if before.get(name) not in (None, value)]
     return [f"{name}: {now[name]} from here on, {before[name]} before" for name in changed]

@@ -23,7 +23,7 @@ from transformers import PreTrainedConfig
 from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from constants import IGNORE_INDEX
-from foundry.corpora.chunks import longest_first, row_lengths
+from foundry.corpora.chunks import is_table, longest_first, row_lengths
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import AnswerFinder, is_sharded
 from foundry.modeling.loss import STATISTICS, token_nll
@@ -100,9 +100,8 @@ def _evaluation_order(rows: Dataset) -> list[int] | None:
 
 
 def _has_rows(dataset: Dataset | list[dict]) -> bool:
-    """Whether these are rows with known lengths, rather than chunks of one length or a stream. A table of `datasets` is
-    recognised without importing that package, which a machine may lack."""
-    return isinstance(dataset, list) or hasattr(dataset, "column_names") and hasattr(dataset, "__len__")
+    """Whether these are rows with known lengths, rather than chunks of one length or a stream."""
+    return isinstance(dataset, list) or is_table(dataset)
 
 
 # ---------------------------------------------------------------- teacher forcing

@@ -62,12 +62,12 @@ class EpochCallback(TrainerCallback):
 def _take_steps_of_flags(args: T5TrainingArguments, state: TrainerState) -> None:
     """Sets a resumed run's steps between logs, evaluations and saves to those of its flags, and prints those that
     differ from the checkpoint's."""
-    names = ("logging_steps", "eval_steps", "save_steps")
-    before = {name: getattr(state, name) for name in names}
+    before = dict(vars(state))
     state.compute_steps(args, state.max_steps)
-    for name, steps in before.items():
-        if getattr(state, name) != steps:
-            print_once(f"--{name} {getattr(state, name):g} from here on, {steps:g} before")
+    for name in ("logging_steps", "eval_steps", "save_steps"):
+        steps = vars(state)[name]
+        if steps != before[name]:
+            print_once(f"--{name} {steps:g} from here on, {before[name]:g} before")
 
 
 class SumsCallback(RunCallback):

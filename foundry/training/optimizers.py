@@ -368,8 +368,9 @@ def check_schedule(args, total_steps: int) -> None:
         if args.lr_scheduler_kwargs and args.lr_scheduler_type in ("constant", "constant_with_warmup"):
             raise ValueError("this schedule takes none")  # transformers drops them
         schedule = build_scheduler(args, torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate), total_steps)
-        for factor in getattr(schedule, "lr_lambdas", ()):  # a wrong value shows only after the warm-up
-            _ = [factor(step) for step in (total_steps // 2, total_steps)]
+        if isinstance(schedule, torch.optim.lr_scheduler.LambdaLR):
+            for step in (total_steps // 2, total_steps):  # a wrong value shows only after the warm-up
+                schedule.lr_lambdas[0](step)
     except (TypeError, ValueError, ArithmeticError) as error:
         given = json.dumps(args.lr_scheduler_kwargs or {})
         flags = f"--lr_scheduler_type {args.lr_scheduler_type} with --lr_scheduler_kwargs '{given}'"

@@ -97,6 +97,11 @@ def _is_zero(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, "optimizer")
 
 
+def _is_zero3(p: nn.Parameter) -> bool:
+    """Whether ZeRO-3 has cut the tensor."""
+    return hasattr(p, "ds_id")
+
+
 def _by_element(state: dict[str, Any]) -> list[str]:
     """The keys of a state whose values have one number for each number of the tensor: all but `step`."""
     return [key for key, value in state.items() if torch.is_tensor(value) and value.dim()]
@@ -131,7 +136,7 @@ def _load_into_zero(zero: Any, names: dict[nn.Parameter, str], states: dict[str,
     tensor's part."""
     from deepspeed.utils import safe_set_full_optimizer_state, safe_set_local_optimizer_state
 
-    base, has_slices = zero.optimizer, any(hasattr(p, "ds_id") for p in names)
+    base, has_slices = zero.optimizer, any(map(_is_zero3, names))
     if has_slices:  # ZeRO-3's groups are empty between steps
         zero._set_fp32_optimizer_param_groups()
     flats = [flat for group in base.param_groups for flat in group["params"]]
@@ -158,7 +163,7 @@ def _slice_of_zero3(value: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
 
 
 def _put(p: nn.Parameter, value: torch.Tensor) -> None:
-    if hasattr(p, "ds_id"):  # ZeRO-3
+    if _is_zero3(p):
         from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_set_local_fp32_param
 
