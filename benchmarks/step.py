@@ -34,7 +34,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import AUTO
 from foundry.common.reports import read_json
 from foundry.model_t5 import set_dropout
-from foundry.runs.speed import attention_on_a_cpu
+from foundry.runs.speed import fastest_attention
 from foundry.trainer_t5 import set_up_step
 from foundry.training.optimizers import optimizer_class_and_kwargs
 
@@ -220,11 +220,6 @@ def check_gradients(row: dict, found: dict, expected: dict, tolerance: float) ->
 
 
 # ---------------------------------------------------------------- the ladder
-def attention_of(args: Namespace) -> str:
-    """The attention that --speed chooses on this device."""
-    return attention_on_a_cpu(args.source_length) if args.device.type == "cpu" else "sdpa"
-
-
 def first_steps(
     row: dict, rung: Rung, args: Namespace, config: T5Config, reference: Callable[[int], tuple], batch: int
 ) -> TrainingStep:
@@ -233,7 +228,7 @@ def first_steps(
     settings = settings_of_rung(rung.name, args.alone)
     settings["compile"] &= args.compile
     if settings["attention"] == AUTO:
-        settings["attention"] = attention_of(args)
+        settings["attention"] = fastest_attention(args.device.type == "cpu", args.source_length)
     batches, expected = measure.random_batches(config, batch, args.source_length, 4, args.device), reference(batch)
     if args.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(args.device)  # without the peak of the reference's memory

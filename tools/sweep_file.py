@@ -1,7 +1,6 @@
 """Reads a Weights & Biases sweep file, and says which values it draws: for tools/sweep_t5.py."""
 
 import dataclasses
-import errno
 import importlib
 import itertools
 import math
@@ -68,8 +67,6 @@ def read_sweep(path: str, output_dir: str | None = None) -> Sweep:
     """The Sweep of a file. output_dir: the sweep's folder; None for the one that the file names. UserError for anything
     wrong or not searched here."""
     try:
-        if not Path(path).is_file():  # reading a named pipe would wait for its writer
-            raise FileNotFoundError(errno.ENOENT, "no such file")
         file = read_yaml(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror} (the first argument must be a sweep file)") from None

@@ -53,6 +53,8 @@ RUN_NAME = re.compile(r"\d{4,}-[0-9a-f]{6}")  # a trial's folder: a downloaded s
 LOCK, STUDY = ".lock", "study.jsonl"  # files in the sweep's folder
 MOST_FAILURES = 3  # failed trials in a row after which an agent gives up
 PATIENCE = 120.0  # seconds that a trial has to save and end after SIGTERM
+# What Optuna raises where study.jsonl holds odd JSON.
+DAMAGED_STUDY = (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError)
 SHOWN_COMMANDS = 3  # commands that --dry_run prints
 
 
@@ -209,10 +211,9 @@ def is_abandoned(trial: "FrozenTrial") -> bool:
     agent = trial.user_attrs.get("agent")
     if agent is None:
         return True
-    here = agent["host"] == socket.gethostname()
-    return (here and not any(map(is_running, agent["pids"]))) or (
-        slurm_job() is not None and agent["job"] == slurm_job()
-    )
+    has_ended = agent["host"] == socket.gethostname() and not any(map(is_running, agent["pids"]))
+    is_own_job = slurm_job() is not None and agent["job"] == slurm_job()
+    return has_ended or is_own_job
 
 
 def alive(trials: list["FrozenTrial"]) -> list["FrozenTrial"]:
@@ -257,14 +258,7 @@ class Search:
             name = dict(study_name="sweep", direction=sweep.goal)
             self.study = optuna.create_study(storage=self.storage, load_if_exists=True, **name)
             self.study.get_trials(deepcopy=False)
-        except (
-            ValueError,
-            TypeError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-            RecursionError,
-        ) as error:  # odd JSON
+        except DAMAGED_STUDY as error:
             raise UserError(
                 f"{path}: no study of a sweep ({type(error).__name__}: {error}). Name another folder"
             ) from None

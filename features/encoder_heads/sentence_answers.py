@@ -13,6 +13,7 @@ from features.encoder_heads.encoder_answers import EncoderAnswers
 from features.encoder_heads.head_models import load_encoder
 from foundry.common.errors import UserError
 from foundry.publishing.file_names import check_modules
+from foundry.publishing.sentence_folder import longest_of_folder
 from tasks.entry import TaskEntry
 from tasks.model_folders import named_model
 
@@ -34,6 +35,7 @@ class SentenceReader(EmbeddingReader):
                 "SentenceTransformer(folder).encode embeds the texts of a file"
             )
         check_modules(Path(folder))
+        longest_of_folder(Path(folder))  # refuses what is no length
         load_encoder(folder)  # refuses what is no encoder of a T5, and weights that are not all there
         try:
             self.modules = SentenceTransformer(folder, device=str(self.device), local_files_only=True)
@@ -41,11 +43,6 @@ class SentenceReader(EmbeddingReader):
             why = " ".join(f"{type(error).__name__} {error}".split())
             raise UserError(f"--model_name_or_path {folder}: sentence-transformers cannot load it: {why}") from None
         limit = self.modules.max_seq_length
-        if limit is not None and (not isinstance(limit, int) or limit < 1):
-            raise UserError(
-                f"--model_name_or_path {folder}: max_seq_length of sentence_bert_config.json is {limit!r:.40}: must be "
-                "a number of tokens"
-            )
         most = limit if limit and limit < NO_LIMIT else LONGEST
         self.most = args.max_source_length or most
         self.described = f"as sentence-transformers makes it, of texts of at most {most:,} tokens"

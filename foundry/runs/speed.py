@@ -236,15 +236,16 @@ def _attention(gpu: Gpu | None, job: TrainingJob, _args, _launcher: Launcher, _c
         if earlier in ATTENTION_IMPLEMENTATIONS:  # of a run before that named one which is gone, the model's
             return earlier, RESUMED
         return job.attention, RESUMED
+    reason = "transformers' fastest"
     if gpu is None:
         most = "at most" if job.source <= EAGER_ON_A_CPU else "more than"
-        return attention_on_a_cpu(job.source), f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
-    return "sdpa", "transformers' fastest"
+        reason = f"a CPU, and sources of {most} {EAGER_ON_A_CPU} tokens"
+    return fastest_attention(gpu is None, job.source), reason
 
 
-def attention_on_a_cpu(source: int) -> str:
-    """The faster of transformers' own implementations for sources of this many tokens."""
-    return "eager" if source <= EAGER_ON_A_CPU else "sdpa"
+def fastest_attention(on_cpu: bool, source: int) -> str:
+    """The fastest of transformers' own implementations for sources of this many tokens."""
+    return "eager" if on_cpu and source <= EAGER_ON_A_CPU else "sdpa"
 
 
 def _compilation(gpu: Gpu | None, job: TrainingJob, args, launcher: Launcher, _chosen: dict) -> tuple[bool, str]:
