@@ -72,7 +72,7 @@ def _unknown_direction(metric: str) -> str:
 class Tasks:
     """The task or tasks that the flags name, with their metrics; TaskData has their rows. Iterates over the Tasks.
 
-    answers: how many whole answers of a row the loss reads (`TrainingMethod.of_tasks`), so that rows are not packed;
+    answers: how many whole answers of a row the loss reads (`TrainingMethod.take_tasks`), so that rows are not packed;
     None: the targets, which may be packed. Known once `flags` is called.
     """
 
@@ -136,7 +136,7 @@ class Tasks:
         direction is unknown."""
         if len(self) > 1 or self.args.span_corruption_file:
             refuse(args, "train_sampling_strategy", "the rows of a mixture come in random order")
-        answers = [each.of_tasks(self, args) for each in args.features.all if isinstance(each, TrainingMethod)]
+        answers = [each.take_tasks(self, args) for each in args.features.all if isinstance(each, TrainingMethod)]
         self.answers = max(filter(None, answers), default=None)
         metric = args.metric_for_best_model if args.chose_metric else self.main_metric
         if metric == "average" and not self.averages:

@@ -138,7 +138,7 @@ class Teacher(TrainingMethod):
             return {}
         return {"loss_chunk_size": CHUNK}
 
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+    def take_tasks(self, tasks: Any, args: Any) -> int | None:
         from foundry.arguments.sharding import wants_fsdp, zero_stage
 
         if not (self.is_on() and self.flags.on_policy_share):

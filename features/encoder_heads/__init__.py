@@ -148,7 +148,7 @@ class EncoderLearning(RowSource, TrainingMethod, ModelSource):
     def task(self, *of_task: Any) -> Any:
         raise UserError("--head: evaluate_t5.py knows the head by the task.json of the model's folder: leave it out")
 
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+    def take_tasks(self, tasks: Any, args: Any) -> int | None:
         if not self.is_on():
             return None
         for each in args.features:

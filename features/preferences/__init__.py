@@ -226,7 +226,7 @@ class Preferences(Feature):
 
 class PreferenceLearning(TrainingMethod):
     """Learns preferences, if the entry of the task has some. how: the loss, a `Preference`, and entry: of the task,
-    from `of_tasks` on."""
+    from `take_tasks` on."""
 
     def __init__(self) -> None:
         self.how: Any = None
@@ -235,7 +235,7 @@ class PreferenceLearning(TrainingMethod):
     def is_on(self) -> bool:
         return self.how is not None
 
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+    def take_tasks(self, tasks: Any, args: Any) -> int | None:
         from features.preferences.losses import Preference
         from foundry.arguments.sharding import zero_stage
 

@@ -86,7 +86,7 @@ class Rewards(Feature):
 class RewardLearning(TrainingMethod):
     """Learns from rewards of the model's own answers.
 
-    scorer: the reward, from `of_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method, and
+    scorer: the reward, from `take_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method, and
     what the plan says of sources that repeat. reference: the starting weights, from `callbacks` on.
     """
 
@@ -121,7 +121,7 @@ class RewardLearning(TrainingMethod):
             )
         return {} if "loss_chunk_size" in flags.given else {"loss_chunk_size": CHUNK}
 
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+    def take_tasks(self, tasks: Any, args: Any) -> int | None:
         if not self.is_on():
             return None
         from features.rewards.scores import Reward

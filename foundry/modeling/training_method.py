@@ -27,7 +27,7 @@ class TrainingMethod(Feature):
 
     logit_copies: ClassVar[int] = 0  # float32 tensors of a chunk's logits that its loss adds, for the memory plan
 
-    def of_tasks(self, tasks: Any, args: Any) -> int | None:
+    def take_tasks(self, tasks: Any, args: Any) -> int | None:
         """Takes what it needs of the tasks of a fine-tuning (`Tasks`), of which no row is read yet. Returns how many
         whole answers of a row its loss reads, for which rows are not packed; None: the targets, packed or not.
         UserError for flags that do not go with the tasks. Called also while it is off: an entry may ask for it."""
