@@ -178,7 +178,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     labels only counts."""
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
-    prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.prefix(split)
+    prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.task.prefix(split)
     trainer.compute_metrics = task.evaluation_task(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
@@ -219,7 +219,7 @@ def answer(job: LoadedJob, trainer: T5Trainer) -> dict:
         records = write_predictions(job.task, split, answers, trainer)
         for extra in extra_metrics:
             numbers = extra.compared(job.task.entry, records)
-            results |= {f"{job.prefix(split)}_{name}": value for name, value in numbers.items()}
+            results |= {f"{job.task.prefix(split)}_{name}": value for name, value in numbers.items()}
     return results
 
 

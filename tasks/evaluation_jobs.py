@@ -8,16 +8,14 @@ import functools
 from dataclasses import dataclass
 from pathlib import Path
 
-from constants import DATASET_VALS, TASK_RECORD
+from constants import DATASET_VALS
 from foundry.arguments.evaluation import EvaluationArguments
 from foundry.arguments.task import OWN, TaskArguments, split_task
 from foundry.arguments.training import T5TrainingArguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import refuse_links
-from foundry.common.terminal import print_once
 from foundry.common.words import comma_words
-from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.model_t5 import is_local_model
 from tasks.named import check_task, check_tasks, find_entry
@@ -30,6 +28,7 @@ from tasks.task_records import (
     recorded_lengths,
     recorded_rows,
     recorded_stream,
+    tell_recorded,
 )
 from tasks.trained_rows import TrainedRows
 
@@ -43,10 +42,6 @@ class TaskJob:
     model: str
     splits: list[str]
     trained: TrainedRows | None
-
-    def prefix(self, split: str) -> str:
-        """What the names of a split's metrics begin with: eval, eval_cola, eval_mnli_validation_matched ..."""
-        return "_".join(filter(None, ("eval", self.task.label(split))))
 
 
 class LoadedJob(TaskJob):
@@ -103,12 +98,7 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
     if "{task}" in model:
         return {}
     flags = recorded_flags(model, values, names)
-    shown = []
-    for name, value in flags.items():
-        if value is not False:
-            shown.append(f"--{name} {' '.join(map(str, as_list(value)))}")
-    if flags:
-        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {' '.join(shown)}")
+    tell_recorded(model, flags)
     return flags
 
 

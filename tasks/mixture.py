@@ -271,7 +271,7 @@ class TaskData:
                 name = task.label(split)
                 data[name] = task.data[split]
                 self.evaluation_tasks[name] = task.evaluation_task(split, args.predict_with_generate)
-                self.signatures |= task.signatures(split, f"eval_{name}" if name else "eval")
+                self.signatures |= task.signatures(split, task.prefix(split))
         self.validation = data if len(data) > 1 else next(iter(data.values()))
 
     def loaded(self, tasks: Tasks) -> list[LoadedTask]:

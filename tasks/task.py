@@ -128,6 +128,10 @@ class Task:
             parts.append(split)
         return "_".join(parts)
 
+    def prefix(self, split: str) -> str:
+        """What the names of a split's metrics begin with: eval, eval_cola, eval_mnli_validation_matched ..."""
+        return "_".join(filter(None, ("eval", self.label(split))))
+
 
 class LoadedTask(Task):
     """A task with its rows and their tokens.

@@ -153,6 +153,16 @@ def check_functions(folder: str, name: str, now: dict[str, str]) -> None:
             print_once(f"task {name}: {field} is now {now[field]}; the model was trained with {function}")
 
 
+def tell_recorded(folder: str, flags: dict) -> None:
+    """Prints the flags of task.json with which an evaluation goes on."""
+    shown = []
+    for name, value in flags.items():
+        if value is not False:
+            shown.append(f"--{name} {' '.join(map(str, as_list(value)))}")
+    if shown:
+        print_once(f"{Path(folder) / TASK_RECORD}: evaluating with its flags: {' '.join(shown)}")
+
+
 def recorded_flags(folder: str, values: dict, given: Collection[str]) -> dict:
     """{flag: value} that task.json adds to the flags `given`; {} if those name a task that is not in it.
 

@@ -24,12 +24,10 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
 from foundry.common.machine import has_accelerator
-from foundry.common.paths import check_output_dir, refuse_links
+from foundry.common.paths import complete_output_dir
 from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
-from foundry.common.terminal import print_once
 from foundry.corpora.chunks import longest_first
-from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
@@ -46,7 +44,7 @@ from tasks.model_folders import LoadedEncoder
 from tasks.own_pairs import prefix_of
 from tasks.predictions import check_files
 from tasks.task import LoadedTask
-from tasks.task_records import recorded_flags
+from tasks.task_records import recorded_flags, tell_recorded
 
 NO_SEARCH = "a head writes no text that is searched for: leave it out"
 # Flags that decide the answers.
@@ -169,8 +167,7 @@ class EncoderAnswers:
         """{flag: value} of task.json for flags that are not given, which a printed line names."""
         self.given, model = names, values["model_name_or_path"]
         flags = self.followed(model, recorded_flags(model, values, names))
-        shown = " ".join(f"--{name} {' '.join(map(str, as_list(value)))}" for name, value in flags.items())
-        print_once(f"{Path(model) / TASK_RECORD}: evaluating with its flags: {shown}")
+        tell_recorded(model, flags)
         return flags
 
     def followed(self, model: str, recorded: dict) -> dict:  # noqa: ARG002
@@ -190,7 +187,7 @@ class EncoderAnswers:
         decide_features(args, evaluation, task_args)
         tokenizer = answering_tokenizer(folder, evaluation.tokenizer_name)
         found = self.found(evaluation, task_args, args, tokenizer)
-        resolve_output_dir(args, evaluation, found.loaded)
+        complete_output_dir(args, folder, "_".join(filter(None, ("eval", found.loaded.name, evaluation.split))))
         if args.world_size > 1:
             prints = {split: data._fingerprint for split, data in found.loaded.data.items()}
             check_alike(prints, "give all nodes the same files")
@@ -205,8 +202,7 @@ class EncoderAnswers:
         results: dict[str, Any] = {}
         for split, data in found.loaded.data.items():
             trainer.compute_metrics = functools.partial(found.loaded.measured, split)
-            label = "_".join(filter(None, ("eval", found.loaded.label(split))))
-            output = trainer.predict(data, metric_key_prefix=label)
+            output = trainer.predict(data, metric_key_prefix=found.loaded.prefix(split))
             results |= {name: value for name, value in output.metrics.items() if not name.endswith("preparation_time")}
             if is_first_process():
                 self.write(run.output_dir, found.loaded, split, output.predictions[0])
@@ -233,16 +229,6 @@ def splits_to_evaluate(evaluation: Any, task: Any) -> list[str]:
     if evaluation.split not in (None, *known):
         raise UserError(f"--split {evaluation.split}: there are {', '.join(known)}. Name one of them")
     return [evaluation.split] if evaluation.split else known[1:]
-
-
-def resolve_output_dir(args: Any, evaluation: Any, task: Any) -> None:
-    """Completes --output_dir. UserError unless results can be written there."""
-    folder = evaluation.model_name_or_path
-    if args.output_dir is None:
-        name = "_".join(filter(None, ("eval", task.name, evaluation.split)))
-        refuse_links(Path(folder), [name])
-        args.output_dir = str(Path(folder) / name)
-    check_output_dir(args.output_dir, args.overwrite_output_dir, [folder])
 
 
 def check_prediction(args: Any, search: Any, features: Features, suffix: str) -> list[Frontend]:

@@ -86,8 +86,8 @@ class Rewards(Feature):
 class RewardLearning(TrainingMethod):
     """Learns from rewards of the model's own answers.
 
-    scorer: the reward, from `take_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method, and
-    what the plan says of sources that repeat. reference: the starting weights, from `callbacks` on.
+    scorer: the reward, from `take_tasks` on. From `rows` on: entry, tokenizer and train_rows of the task, the method,
+    and what the plan says of sources that repeat. reference: the starting weights, from `callbacks` on.
     """
 
     def __init__(self, flags: Rewards):

@@ -186,11 +186,12 @@ class Prompt:
     def choices(self, n: int) -> list[Choice]:
         """The answers so far, n of them."""
         if len(self.sources) == 1:
-            return [
-                Choice([answer.tokens], text.log_probs and text.log_probs[number], text.is_answered, text.failure)
-                for text in self.texts
-                for number, answer in enumerate(text.answers)
-            ]
+            choices = []
+            for text in self.texts:
+                for number, answer in enumerate(text.answers):
+                    log_probs = text.log_probs and text.log_probs[number]
+                    choices.append(Choice([answer.tokens], log_probs, text.is_answered, text.failure))
+            return choices
         is_over = all(text.is_answered for text in self.texts)
         failures = [text.failure for text in self.texts if text.failure]
         tokens = [answer.tokens for text in self.texts for answer in text.answers]
@@ -348,8 +349,11 @@ def before_any(stops: list[str], text: str) -> str:
 
 def numbered_choices(prompts: list[Prompt], n: int) -> Iterator[tuple[int, Prompt, Choice]]:
     """(index of the choice, its prompt, what is written of it), as the response has them."""
-    found = ((prompt, choice) for prompt in prompts for choice in prompt.choices(n))
-    yield from ((index, *one) for index, one in enumerate(found))
+    index = 0
+    for prompt in prompts:
+        for choice in prompt.choices(n):
+            yield index, prompt, choice
+            index += 1
 
 
 def envelope(model: str, warning: str | None) -> dict:

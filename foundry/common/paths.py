@@ -69,6 +69,15 @@ def check_output_dir(path: str, overwrite: bool, models: Iterable[str] = ()) -> 
         raise UserError(f"--output_dir {path} is not empty: name another folder, or give --overwrite_output_dir")
 
 
+def complete_output_dir(args: Any, model: str, name: str) -> None:
+    """Sets --output_dir, if it is not given, to a folder of this name in the model's. UserError as from
+    `check_output_dir`."""
+    if args.output_dir is None:
+        refuse_links(Path(model), [name])
+        args.output_dir = str(Path(model) / name)
+    check_output_dir(args.output_dir, args.overwrite_output_dir, [model])
+
+
 def is_free(folder: Path, besides: Collection[str] = ()) -> bool:
     """Whether a folder is not there, or has nothing but files of these names."""
     return not folder.is_dir() or {path.name for path in folder.iterdir()} <= {*besides}

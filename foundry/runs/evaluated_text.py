@@ -5,7 +5,6 @@ The text is all of `--validation_file`, or what the run held out of the same `--
 
 import functools
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 from foundry.arguments.evaluation import EvaluationArguments, EvaluationRunArguments, parse_evaluation_flags
@@ -14,7 +13,7 @@ from foundry.arguments.text import CORRUPTION_FLAGS, PreTrainingDataArguments, c
 from foundry.arguments.training import T5TrainingArguments, decide_features
 from foundry.common.errors import UserError
 from foundry.common.flags import refuse
-from foundry.common.paths import check_output_dir, refuse_links
+from foundry.common.paths import complete_output_dir
 from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
 from foundry.corpora.tokenizers import answering_tokenizer
@@ -113,11 +112,8 @@ def _parsed(
     decide_features(args, evaluation, text_args)
     check_pre_training_data(text_args, evaluates=True)
     text_args.train_file = text_args.train_file or text_args.validation_file
-    if args.output_dir is None:
-        refuse_links(Path(evaluation.model_name_or_path), ["eval_text"])
-        args.output_dir = str(Path(evaluation.model_name_or_path) / "eval_text")
     args.per_device_train_batch_size = 1  # the training text may be short: it is not used
-    check_output_dir(args.output_dir, args.overwrite_output_dir, [evaluation.model_name_or_path])
+    complete_output_dir(args, evaluation.model_name_or_path, "eval_text")
     return evaluation, text_args, args
 
 
