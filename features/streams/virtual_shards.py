@@ -133,8 +133,11 @@ def number_of_virtual_shards(corpora: Sequence[Corpus]) -> int:
         numbers = [n for n in numbers if blocks / n > 0.9 * -(-blocks // n)]
     else:
         size = max(SHARD_BYTES, sum(block.size for corpus in corpora for block in corpus.blocks))
-        numbers = [n for n in range(1, most + 1) if VIRTUAL_SHARDS % n == 0]
-        numbers = [n for n in numbers if n * SHARD_BYTES <= size * (1 + (n % FEW_SHARDS == 0 and n <= OPEN_SHARDS))]
+        numbers = []
+        for n in range(1, most + 1):
+            least = SHARD_BYTES / 2 if n % FEW_SHARDS == 0 and n <= OPEN_SHARDS else SHARD_BYTES
+            if VIRTUAL_SHARDS % n == 0 and n * least <= size:
+                numbers.append(n)
     numbers = [n for n in numbers if 3 * n >= max(numbers)]
     return min(numbers, key=lambda n: (sum(readers_of(ranks, n) for ranks in USUAL_RANKS), -n))
 

@@ -128,13 +128,14 @@ def _as_groups(params) -> list[dict]:
 def _sizes(params: list[torch.Tensor], least: float) -> list[torch.Tensor]:
     """max(least, rms) of each tensor, as a tensor on its device: reading the value would make the CPU wait for the GPU
     at every tensor."""
-    rms = [_whole(norm) for norm in torch._foreach_norm(params, dtype=torch.float32)]  # params are bf16 under ZeRO
+    norms = torch._foreach_norm(params, dtype=torch.float32)  # params are bf16 under ZeRO
+    rms = [_full_tensor(norm) for norm in norms]
     torch._foreach_mul_(rms, [p.numel() ** -0.5 for p in params])
     torch._foreach_clamp_min_(rms, least)
     return rms
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
+def _full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself; under FSDP2 the whole one, gathered from all ranks."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
