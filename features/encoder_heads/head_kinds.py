@@ -125,9 +125,10 @@ class Tokens(Kind):
         return super().plan() | {"words": self.row_format.division.described() + example}
 
     def record(self) -> dict:
-        row_format = dataclasses.asdict(self.row_format) | {"division": self.row_format.division.record()}
-        scheme = {"scheme": self.scheme.name, "suffixes": self.scheme.suffixes}
-        return super().record() | scheme | {"form": row_format}
+        record = super().record()
+        del record["row_format"]  # task.json calls it form
+        record["form"] = dataclasses.asdict(self.row_format) | {"division": self.row_format.division.record()}
+        return record | {"scheme": self.scheme.name, "suffixes": self.scheme.suffixes}
 
     def targets(self, row: dict, where: str) -> list[float]:
         """As of `Kind`, -100 of words whose tag is not known."""
