@@ -2,12 +2,14 @@
 
     python create_tokenizer.py --train_file 'corpus/*.txt' --vocab_size 32100 --output_dir out/tokenizer
     python create_tokenizer.py --train_file corpus.jsonl.gz --text_column content --config_name t5-v1_1-base
+    python create_tokenizer.py --pieces characters --train_file words.tsv --source_column 0 --target_column 1
     python create_tokenizer.py --from_tokenizer google/flan-t5-base --add_tokens '\\n' '{' '}'
     python create_tokenizer.py --model_name_or_path google/flan-t5-base --add_tokens '{' --output_dir out/new
     python create_tokenizer.py --from_tokenizer ai-forever/FRED-T5-large --eos_token '</s>' --pad_token '<pad>'
 
 The folder loads with AutoTokenizer and AutoConfig; give it to the other scripts as `--tokenizer_name`. 10 MB of text
-take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. Added tokens
+take about 10 seconds on two cores; SentencePiece samples at most --max_sentences lines of a larger corpus. With
+--pieces characters each letter (code point) is a token, and each symbol between spaces of --target_column. Added tokens
 get embedding rows in a checkpoint when it is trained with the new tokenizer (--model_name_or_path and
 --tokenizer_name), or at once if --model_name_or_path names it here. Rows of old tokens and sentinels do not change; new
 rows begin at their mean.
@@ -19,6 +21,7 @@ if __name__ == "__main__":
     answer_early(__doc__)
 
 
+import dataclasses
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -27,21 +30,24 @@ from pathlib import Path
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
-from constants import NUM_SENTINELS, TASK_RECORD
+from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS, TASK_RECORD
 from data_collator_t5 import find_sentinel_ids, vocabulary_size
 from foundry.arguments.model import LEAST_VOCABULARY
+from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
-from foundry.common.flags import Flags, check_rules, option, refuse
+from foundry.common.flags import Flags, check_rules, check_value, option, refuse
 from foundry.common.machine import run_script
 from foundry.common.paths import check_folder, is_free
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed
+from foundry.corpora.characters import Pieces, write_character_tokenizer
 from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
+    MOST_SENTINELS,
     has_tokenizer,
     load_tokenizer,
     plain_encoder,
@@ -55,9 +61,12 @@ from foundry.model_t5 import build_config, load_model
 from foundry.modeling.generation_settings import drop_idle_search
 from foundry.modeling.new_vocabulary import change_vocabulary
 from foundry.report.losses import TextSample, described_losses, round_trip
-from foundry.report.preview import Seen, print_preview
+from foundry.report.preview import UNCUT, Sample, Seen, print_preview
 from foundry.text_source import documents_of
+from tasks import examples, registry
+from tasks.mixture import Tasks
 
+CHARACTERS = "characters"  # --pieces: letters and symbols; "unigram": what SentencePiece learns
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
 
@@ -84,11 +93,27 @@ class TokenizerArguments:
     text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
     max_train_samples: int | None = option(None, "Read the first N documents only.", at_least=1)
     output_dir: str = option("out/tokenizer", "Folder to write; must be empty. It appears when it is complete.")
-    vocab_size: int = option(32_100, f"Size, {NUM_SENTINELS} sentinels included (T5: 32,100).", **LEAST_VOCABULARY)
+    pieces: str = option(
+        "unigram",
+        "Learnt by SentencePiece, or each letter a token and each symbol between spaces of a target.",
+        choices=("unigram", CHARACTERS),
+    )
+    source_column: list[str] | None = option(None, "Characters of pairs: column of the sources, as in fine_tune_t5.py.")
+    target_column: list[str] | None = option(None, "Characters of pairs: column of the targets, symbols and spaces.")
+    tsv_header: bool | None = option(None, "Of pairs: whether line 1 of a .tsv names the columns. Not set: detected.")
+    extra_ids: int = option(NUM_SENTINELS, "Characters: number of sentinels.", at_least=0, at_most=MOST_SENTINELS)
+    vocab_size: int = option(
+        32_100,
+        f"Size, sentinels included (T5: 32,100); from {LEAST_VOCAB_SIZE} on. Characters: at most.",
+        at_least=4,
+        at_most=LEAST_VOCABULARY["at_most"],
+    )
     byte_fallback: bool | None = option(
         None, "Write letters without a token as bytes (256 tokens). Not set: if there are too many letters."
     )
-    normalization: str = option("nmt_nfkc", "SentencePiece's normalization; T5: nmt_nfkc.", choices=NORMALIZATIONS)
+    normalization: str | None = option(
+        None, "SentencePiece's normalization. Not set: nmt_nfkc, as T5's.", choices=NORMALIZATIONS
+    )
     character_coverage: float | None = option(
         None,
         "Share of the text's letters with a token. Not set: all, with bytes the most frequent.",
@@ -103,15 +128,41 @@ class TokenizerArguments:
 
 
 FLAGS = [TokenizerArguments, *features_of("create_tokenizer")]
+_PAIRS = "source_column target_column tsv_header"
+_RULES = (
+    (
+        "byte_fallback normalization character_coverage max_sentences",
+        lambda args: args.pieces == CHARACTERS,
+        "is for SentencePiece, which --pieces characters does not train: leave it out",
+    ),
+    (
+        f"{_PAIRS} extra_ids",
+        lambda args: args.pieces != CHARACTERS,
+        "is for --pieces characters: give it, or leave this out",
+    ),
+    ("source_column", lambda args: not args.target_column, "needs --target_column"),
+    ("source_column", lambda args: not args.train_file, "needs --train_file, the pairs"),
+    ("target_column tsv_header", lambda args: not args.source_column, "needs --source_column"),
+    (
+        "dataset_name dataset_config_name validation_file",
+        lambda args: args.source_column,
+        "is for text, and --source_column for pairs in --train_file: give one of them",
+    ),
+)
 
 
 def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
     """The flags of the text as PreTrainingDataArguments. UserError for contradictions."""
     if args.from_tokenizer or args.model_name_or_path or args.add_tokens or args.eos_token or args.pad_token:
         _check_adding(args)
+    check_rules(args, _RULES)
+    if args.pieces != CHARACTERS:
+        check_value("vocab_size", args.vocab_size, LEAST_VOCABULARY)
     check_folder("--output_dir", args.output_dir)
     if not is_free(Path(args.output_dir)):
         raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
+    if args.source_column:
+        return PreTrainingDataArguments()  # the flags of text are at their defaults, which pairs do not read
     shared = (
         "train_file",
         "validation_file",
@@ -138,7 +189,8 @@ def _check_adding(args: TokenizerArguments) -> None:
     refuse(
         args,
         "train_file validation_file dataset_name dataset_config_name text_column max_train_samples "
-        "vocab_size byte_fallback normalization character_coverage max_sentences config_name",
+        f"{_PAIRS} pieces extra_ids vocab_size byte_fallback normalization character_coverage max_sentences "
+        "config_name",
         "is for a tokenizer that is trained; --add_tokens changes no other token",
     )
 
@@ -192,6 +244,64 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
+def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTokenizerBase, dict[str, str | None]]:
+    """Writes the tokenizer of the letters of all sources and the symbols of all targets; returns it, and rows of the
+    summary."""
+    shared = ("train_file", "source_column", "target_column", "tsv_header", "max_train_samples", "data_cache_dir")
+    (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in shared}))
+    task.entry = dataclasses.replace(task.entry, held_out=None)
+    rows, pieces, empty = task.training_rows(), Pieces(), []
+    for number, row in enumerate(rows, start=1):
+        target = registry.target_text(task.name, task.entry, row)
+        pieces.add(registry.source_text(task.entry, row), target)
+        if not target.strip():
+            empty.append(str(number))
+    write_character_tokenizer(pieces, folder, args.extra_ids, args.vocab_size)
+    tokenizer = load_tokenizer(str(folder))
+    tokenize = examples.build_tokenize_function(task.name, task.entry, tokenizer, UNCUT, None)
+    (first,) = examples.as_rows(tokenize(examples.as_columns(rows[:1])))
+    print_preview(tokenizer, [[Sample("source", first["input_ids"]), Sample("target", first["labels"])]])
+    losses = {"training": examples.tokenizer_losses(task.name, task.entry, tokenizer, rows)}
+    words = ["--train_file", *args.train_file, "--source_column", *args.source_column]
+    words += ["--target_column", *args.target_column]
+    return tokenizer, {
+        "pairs": f"{len(rows):,}",
+        "empty": f"{len(empty):,} targets, of rows {listed(empty)}" if empty else None,
+        "lost by the tokenizer": described_losses(losses, own=True),
+        "next": f"python fine_tune_t5.py {shlex.join(words)}",
+    }
+
+
+def write_of_text(
+    args: TokenizerArguments, features: Features, data_args: PreTrainingDataArguments, folder: Path
+) -> tuple[PreTrainedTokenizerBase, dict[str, str | None]]:
+    """Writes the tokenizer of a text; returns it, and rows of the summary."""
+    text, documents, held_out = documents_of(features, data_args, args.max_train_samples)
+    start_summary(text | {"tokens": f"{args.vocab_size:,}", "will be written to": args.output_dir}, "tokenizer")
+    seen, sample = Seen(), TextSample()
+    documents = sample.of(seen.of(documents))
+    if args.pieces == CHARACTERS:
+        pieces = Pieces()
+        for document in documents:
+            pieces.add(document)
+        write_character_tokenizer(pieces, folder, args.extra_ids, args.vocab_size)
+    else:
+        how = args.normalization or NORMALIZATIONS[0], args.character_coverage, args.max_sentences
+        train_tokenizer(documents, folder, args.vocab_size, args.byte_fallback, *how)
+    tokenizer = load_tokenizer(str(folder))
+    texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
+    losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
+    words = ["--train_file", *args.train_file] if args.train_file else []
+    if args.dataset_name:
+        words += ["--dataset_name", args.dataset_name]
+    print_preview(tokenizer, seen.shown(tokenizer))
+    return tokenizer, {
+        "documents": seen.described(),
+        "lost by the tokenizer": described_losses(losses, own=True),
+        "next": f"python pre_train_t5.py {shlex.join(words)}",
+    }
+
+
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> str:
     """Runs the script; returns the folder it wrote."""
@@ -206,31 +316,19 @@ def main(argv: list[str] | None = None) -> str:
         return args.output_dir
     if args.config_name:
         build_config(args.config_name)  # refuses an unknown name before the training
-    text, documents, held_out = documents_of(Features(features), data_args, args.max_train_samples)
-    start_summary(text | {"tokens": f"{args.vocab_size:,}", "will be written to": args.output_dir}, "tokenizer")
-    seen, sample = Seen(), TextSample()
     with made_aside(Path(args.output_dir)) as folder:
-        how = args.normalization, args.character_coverage, args.max_sentences
-        train_tokenizer(sample.of(seen.of(documents)), folder, args.vocab_size, args.byte_fallback, *how)
-        tokenizer = load_tokenizer(str(folder))
+        if args.source_column:
+            tokenizer, rows = write_of_pairs(args, folder)
+        else:
+            tokenizer, rows = write_of_text(args, Features(features), data_args, folder)
         if args.config_name:
             build_config(args.config_name, vocabulary_size(tokenizer)).save_pretrained(folder)
-    texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
-    losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
-    sentinels = find_sentinel_ids(tokenizer).tolist()
-    words = ["--train_file", *args.train_file] if args.train_file else []
-    if args.dataset_name:
-        words += ["--dataset_name", args.dataset_name]
-    words += ["--tokenizer_name", args.output_dir, "--config_name", args.output_dir if args.config_name else "mini"]
-    print_preview(tokenizer, seen.shown(tokenizer))
-    rows = {
-        "documents": seen.described(),
-        "tokens": f"{len(tokenizer):,}, sentinels {sentinels[0]} to {sentinels[-1]}",
-        "lost by the tokenizer": described_losses(losses, own=True),
-        "written to": args.output_dir,
-        "next": f"python pre_train_t5.py {shlex.join(words)} ...",
-    }
-    end_summary(rows, title="tokenizer")
+    model = shlex.quote(args.output_dir) if args.config_name else "mini"
+    next_command = f"{rows.pop('next')} --tokenizer_name {shlex.quote(args.output_dir)} --config_name {model} ..."
+    rows["tokens"] = f"{len(tokenizer):,}"
+    if sentinels := find_sentinel_ids(tokenizer, required=False).tolist():
+        rows["tokens"] += f", sentinels {sentinels[0]} to {sentinels[-1]}"
+    end_summary(rows | {"written to": args.output_dir, "next": next_command}, title="tokenizer")
     return args.output_dir
 
 

@@ -5,6 +5,7 @@ tasks/registry.py make T5's texts of them, and the function of `build_tokenize_f
 """
 
 import dataclasses
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -209,7 +210,8 @@ def tokenizer_losses(
             if entry.target_type == "number":
                 texts = [target_text(name, entry, row)]
             references.append([text[:LONGEST_TEXT] for text in texts])
-        losses["targets"], read_back = round_trip(tokenizer, list(itertools.chain.from_iterable(references)))
+        encode = functools.partial(encode_targets, tokenizer)
+        losses["targets"], read_back = round_trip(tokenizer, list(itertools.chain.from_iterable(references)), encode)
         exact = [metric for metric in entry.metrics if metric in _EXACT] or ["exact_match"]
         equals, right, place = METRICS[exact[0]], [], 0
         for texts in references:  # a row is answered exactly with any of its references

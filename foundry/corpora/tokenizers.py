@@ -75,6 +75,7 @@ CONFIGS += ("adapter_config.json",)
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 ROLES = tuple(T5_NAMES)
 TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's begin and end of what one side of a dialogue says
+TARGET_PREFIX = "target_prefix"  # entry of tokenizer_config.json: text before each target, which decoding leaves out
 
 
 def train_tokenizer(
@@ -467,6 +468,8 @@ def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple)
     sentinels = _read(files, "tokenizer_config.json").get("extra_ids") or 0
     if not (isinstance(sentinels, int) and 0 <= sentinels <= MOST_SENTINELS):
         raise UserError(f"{shown}: extra_ids {sentinels} of tokenizer_config.json: must be 0 to {MOST_SENTINELS:,}")
+    if (prefix := _read(files, "tokenizer_config.json").get(TARGET_PREFIX, "")) not in ("", " "):
+        raise UserError(f"{shown}: {TARGET_PREFIX} {prefix!r} of tokenizer_config.json: must be a space, or not there")
     if not _is_complete(files):
         if base := _read(files, "adapter_config.json").get("base_model_name_or_path"):
             if Path(base).resolve() in asked:
@@ -647,6 +650,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     content = content | {"truncation": None, "padding": None}  # these hold the settings of the last call
     described = f"{json.dumps(content, sort_keys=True)} {tokenizer.eos_token_id} {type(tokenizer).__name__}"
+    described += target_prefix(tokenizer)
     return hashlib.sha256(described.encode()).hexdigest()
 
 
@@ -672,12 +676,18 @@ def plain_encoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[list[str]], S
     return lambda texts: [encoding.ids for encoding in plain.encode_batch_fast(texts, add_special_tokens=False)]
 
 
+def target_prefix(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What a tokenizer wants before each target (" " in corpora/characters.py); "" for almost all."""
+    return tokenizer.init_kwargs.get(TARGET_PREFIX, "")
+
+
 def encode_targets(
     tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int | None = None
 ) -> list[list[int]]:
     """Token ids of targets, cut to `max_length`, EOS included, also where the tokenizer does not write it (Gemma's, and
-    GPT-2's, which FRED-T5 has); without the BOS of Gemma's inputs."""
+    GPT-2's, which FRED-T5 has); without the BOS of Gemma's inputs; behind the tokenizer's `target_prefix`."""
     cut, eos = dict(max_length=max_length, truncation=max_length is not None), find_eos_id(tokenizer)
+    texts = [target_prefix(tokenizer) + text for text in texts]
     if tokenizer("")["input_ids"][-1:] == [eos]:
         return tokenizer(texts, **cut)["input_ids"]
     cut["max_length"] = max_length and max_length - 1
