@@ -219,7 +219,8 @@ GREATER_IS_BETTER = {
 }
 SMALLER_IS_BETTER = {
     *("loss", "perplexity", "bits_per_byte", "nats_per_id", "preference_loss"),
-    *("diacritic_error_rate", "ter", "invalid_outputs", "non_canonical_outputs"),
+    *("token_error_rate", "sequence_error_rate", "diacritic_error_rate", "ter"),
+    *("invalid_outputs", "non_canonical_outputs"),
     # of `evaluate`
     *("brier_score", "cer", "character", "charcut_mt", "mae", "mape", "mase", "mse", "rmse", "smape", "wer"),
 }

@@ -29,6 +29,7 @@ _OF_ROWS = [name for name in METRICS if name not in OF_SETS]
 _INSTEAD = dict.fromkeys(("bleu", "sacrebleu", "google_bleu"), "sentence_bleu") | {"chrf": "sentence_chrf"}
 _INSTEAD |= dict.fromkeys(("f1", "f1_macro", "matthews_correlation", "question_exact_match"), "accuracy")
 _INSTEAD |= {"rouge": "rougeL", "word_accuracy": "sentence_chrf", "diacritic_error_rate": "sentence_chrf"}
+_INSTEAD |= {"token_error_rate": "sequence_error_rate:-1"}
 
 
 @mean_of_best

@@ -1,7 +1,8 @@
-"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts or T5's; restored diacritics.
+"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts or T5's; restored diacritics;
+sequences of tokens, such as phones.
 
-All are 0..1. Metrics of texts take predictions [N] and a list of references for each [N][...]; the reference with the
-best score counts. T5's own code is in t5/evaluation of its repository.
+All are 0..1, but token_error_rate may be more. Metrics of texts take predictions [N] and a list of references for each
+[N][...]; the reference with the best score counts. T5's own code is in t5/evaluation of its repository.
 """
 
 import difflib
@@ -174,3 +175,48 @@ def _wrong_letters(prediction: str, reference: str, could: set[str]) -> tuple[in
             if reference[begin + n] == prediction[other_begin + n]:
                 wrong.discard(begin + n)
     return len(wrong), count
+
+
+# ---------------------------------------------------------------- sequences
+def token_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
+    """Errors among the references' tokens, 0 and more; lower is better. WER of words, PER of phones.
+
+    Tokens are what white space separates, errors those of the Levenshtein distance: tokens to replace, to add and to
+    leave out. Of all rows together; of several references the one with the lowest rate counts. An empty answer misses
+    all tokens of its reference, and each token of an answer to an empty reference is an error; if all references are
+    empty, the rate is the number of errors (as jiwer has it).
+    ["aː t", "b ɛ"], [["aː t"], ["a b ɛ r"]] -> 2 of 6 tokens are missing -> 1/3
+    """
+    errors = tokens = 0
+    for text, texts in zip(predictions, references, strict=True):
+        counts = [(_distance(text.split(), other.split()), len(other.split())) for other in texts]
+        best = min(counts, key=lambda pair: pair[0] / max(pair[1], 1))
+        errors += best[0]
+        tokens += best[1]
+    return errors / max(1, tokens)
+
+
+def sequence_error_rate(predictions: Sequence[str], references: list[list[str]]) -> float:
+    """Share of rows whose tokens are not all right, 0..1; lower is better. WER of pronunciations, a row being a word.
+
+    Tokens are what white space separates; a row is right if they are those of a reference, so an empty answer is right
+    where a reference is empty. ["aː t", "b ɛ"], [["aː t"], ["a b ɛ r"]] -> 0.5
+    """
+    wrong = 0
+    for text, texts in zip(predictions, references, strict=True):
+        wrong += text.split() not in [other.split() for other in texts]
+    return wrong / len(predictions)
+
+
+def _distance(one: list[str], other: list[str]) -> int:
+    """The Levenshtein distance of two lists of tokens."""
+    if one == other:
+        return 0
+    places, tokens = np.arange(len(other) + 1), np.array(other, dtype=object)
+    row = places  # of each beginning of `other` the distance to the beginning of `one` so far
+    for token in one:
+        replaced = row[:-1] + (tokens != token)
+        best = np.minimum(replaced, row[1:] + 1)
+        best = np.concatenate([[row[0] + 1], best])
+        row = np.minimum.accumulate(best - places) + places  # or one more than the beginning before it
+    return int(row[-1])

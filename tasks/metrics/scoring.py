@@ -48,11 +48,13 @@ _TEXT_METRICS = _by_name(
     answers.referent_accuracy,
     answers.word_accuracy,
     answers.diacritic_error_rate,
+    answers.token_error_rate,
+    answers.sequence_error_rate,
 )
 METRICS: dict[str, Callable] = _CLASS_METRICS | _NUMBER_METRICS | _TEXT_METRICS
 # Metrics of a whole set of rows. All others are means over rows, so they score a single answer too (--reward).
 OF_SETS = {"f1", "f1_macro", "matthews_correlation", "question_exact_match", "pearson", "spearman", *general.SACREBLEU}
-OF_SETS |= {"word_accuracy", "diacritic_error_rate"}
+OF_SETS |= {"word_accuracy", "diacritic_error_rate", "token_error_rate"}
 # {metric that takes a third argument, for each example the values of the entry's `metric_columns`: its arguments}
 _IN_CONTEXT = {"question_exact_match": "values in context", "referent_accuracy": "lists in context"}
 # {metric: which of the `_arguments` it compares}

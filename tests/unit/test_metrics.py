@@ -288,6 +288,34 @@ class TextMetricsTest(parameterized.TestCase):
         self.assertAlmostEqual(METRICS["bleu"](["a b c x y"], [["a b c d e"]]), expected, places=6)
 
 
+class SequenceMetricsTest(parameterized.TestCase):
+    @parameterized.parameters(
+        (["aː t", "b ɛ"], ["aː t", "a b ɛ r"], 1 / 3, 0.5),
+        (["", "a b"], ["a b", "a b"], 0.5, 0.5),
+        (["a b"], [""], 2.0, 1.0),  # no token to divide by
+        (["x", "a b"], ["", "a b"], 0.5, 0.5),
+        ([""], [""], 0.0, 0.0),
+        (["a b ", " c d"], ["a  b", "c d"], 0.0, 0.0),
+        (["b c d e"], ["a b c d"], 0.5, 1.0),
+        (["a x y z b c"], ["a b c"], 1.0, 1.0),
+        (["a b c d"], ["a"], 3.0, 1.0),
+        (["b a"], ["a b"], 1.0, 1.0),
+        (["A b"], ["a b"], 0.5, 1.0),
+        (["a b"], ["a\n\nb"], 0.0, 0.0),
+    )
+    def test_rates(self, predictions, references, tokens, sequences):
+        """The first is what jiwer.wer of jiwer 4.0.0 returns. It parts no words at a single tab or line break."""
+        lists = [[text] for text in references]
+        self.assertAlmostEqual(METRICS["token_error_rate"](predictions, lists), tokens, places=12)
+        self.assertAlmostEqual(METRICS["sequence_error_rate"](predictions, lists), sequences, places=12)
+
+    def test_the_best_reference_counts(self):
+        """Its tokens too: 1 error of 4 and 0 of 1, not 1 of 5."""
+        answers, references = ["a b c x", "b"], [["y y", "a b c d"], ["b", "a b"]]
+        self.assertEqual(METRICS["token_error_rate"](answers, references), 1 / 5)
+        self.assertEqual(METRICS["sequence_error_rate"](answers, references), 0.5)
+
+
 class BenchmarkMetricsTest(parameterized.TestCase):
     """answers.py by hand: what the official scripts of SQuAD, MultiRC and WSC and T5's give."""
 

@@ -606,6 +606,8 @@ class MainMetricTest(TestCase):
     @parameterized.parameters(
         (["accuracy"], {}, "eval_accuracy", True),
         (["diacritic_error_rate"], {}, "eval_diacritic_error_rate", False),
+        (["token_error_rate", "sequence_error_rate"], {}, "eval_token_error_rate", False),
+        (["sequence_error_rate"], {}, "eval_sequence_error_rate", False),
         (["exact_match"], dict(metric_for_best_model="loss"), "loss", False),
         (["accuracy"], dict(metric_for_best_model="eval_invalid_outputs"), "eval_invalid_outputs", False),
         (["accuracy"], dict(metric_for_best_model="token_accuracy"), "token_accuracy", True),
