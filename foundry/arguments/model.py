@@ -24,7 +24,9 @@ class ModelArguments:
     config_overrides: str | None = option(
         None, "Changes to a new model's shape, such as d_model=64,num_layers=2; for a checkpoint: layers to keep."
     )
-    tokenizer_name: str | None = option(None, "Folder, Hub name, .model file. Not set: the checkpoint's, or a new one.")
+    tokenizer_name: str | None = option(
+        None, "Folder, Hub name, .model file; bytes: ByT5's. Not set: the checkpoint's, or a new one."
+    )
     vocab_size: int = option(4096, "Size of a new tokenizer (from 300), or number of ready-made ids.", at_least=2)
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
     most_unknown: float = option(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, processors
 from tqdm.auto import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
 from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
@@ -72,6 +72,7 @@ MODELS = ("spiece.model", "tokenizer.model")  # SentencePiece's
 OTHER_VOCABULARIES = ("vocab.json", "vocab.txt")
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 CONFIGS += ("adapter_config.json",)
+BYTES_NAME = "bytes"  # in place of a folder or Hub name: ByT5's tokenizer, which has no files
 T5_NAMES = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 ROLES = tuple(T5_NAMES)
 TURNS = ("<start_of_turn>", "<end_of_turn>")  # Gemma's begin and end of what one side of a dialogue says
@@ -254,10 +255,10 @@ def use_older_names(folder: Path) -> None:
 def load_tokenizer(
     name_or_path: str, flag: str = "--tokenizer_name", special: dict[str, str] | None = None, asked: tuple = ()
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder, Hub name, SentencePiece .model or tokenizer.json, with the ids of the tool that made
-    it: a tokenizer.json counts as it is, a .model is compared with sentencepiece. UserError naming the flag for any
-    other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none. asked: folders
-    of adapters of which it is the base."""
+    """The tokenizer of a folder, Hub name, SentencePiece .model or tokenizer.json, or BYTES_NAME, with the ids of the
+    tool that made it: a tokenizer.json counts as it is, a .model is compared with sentencepiece. UserError naming the
+    flag for any other, or one without EOS or padding. special: {"eos_token": "</s>", ...} where its files name none.
+    asked: folders of adapters of which it is the base."""
     shown = f"{flag} {name_or_path}"
     try:
         files = _tokenizer_files(name_or_path)
@@ -367,8 +368,11 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def _tokenizer_files(name_or_path: str) -> dict[str, Path]:
-    """{name: place} of the files that make the tokenizer: a .model alone, or a .json and what lies beside it."""
+    """{name: place} of the files that make the tokenizer: a .model alone, or a .json and what lies beside it; {} of
+    BYTES_NAME."""
     path = Path(name_or_path)
+    if name_or_path == BYTES_NAME and not path.exists():
+        return {}
     if path.is_file() and path.suffix == ".model":
         return {MODELS[0]: path}
     if path.is_file() and path.name in OTHER_VOCABULARIES:
@@ -465,6 +469,8 @@ def _check_apart(tokenizer: PreTrainedTokenizerBase, shown: str) -> None:
 
 
 def _loaded(files: dict[str, Path], name_or_path: str, shown: str, asked: tuple) -> PreTrainedTokenizerBase:
+    if name_or_path == BYTES_NAME and not files:
+        return ByT5Tokenizer()
     sentinels = _read(files, "tokenizer_config.json").get("extra_ids") or 0
     if not (isinstance(sentinels, int) and 0 <= sentinels <= MOST_SENTINELS):
         raise UserError(f"{shown}: extra_ids {sentinels} of tokenizer_config.json: must be 0 to {MOST_SENTINELS:,}")
