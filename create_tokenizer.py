@@ -277,7 +277,8 @@ def write_of_text(
 ) -> tuple[PreTrainedTokenizerBase, dict[str, str | None]]:
     """Writes the tokenizer of a text; returns it, and rows of the summary."""
     text, documents, held_out = documents_of(features, data_args, args.max_train_samples)
-    start_summary(text | {"tokens": f"{args.vocab_size:,}", "will be written to": args.output_dir}, "tokenizer")
+    size = f"at most {args.vocab_size:,}" if args.pieces == CHARACTERS else f"{args.vocab_size:,}"
+    start_summary(text | {"tokens": size, "will be written to": args.output_dir}, "tokenizer")
     seen, sample = Seen(), TextSample()
     documents = sample.of(seen.of(documents))
     if args.pieces == CHARACTERS:

@@ -254,8 +254,8 @@ class TextJob(AnswerJob):
     def inputs(self) -> Iterator[Input]:
         return read_inputs(self.plan)
 
-    def texts_in(self, item: Input) -> int:
-        return len(item.texts)
+    def texts_in(self, item: Input) -> list[str]:
+        return item.texts
 
     def settings(self) -> dict:
         return answer_settings(self.plan)

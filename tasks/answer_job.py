@@ -20,6 +20,7 @@ from foundry.common.ranks import check_alike, finish_process_group, is_first_pro
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 from foundry.report.preview import Sample, print_preview
+from foundry.report.unknown import LetterCounts
 
 WINDOW = 32  # batches of each process whose texts are sorted by length and written together
 _PLACES = ("model_name_or_path", "tokenizer_name", "input_file")  # settings that may differ between nodes
@@ -36,9 +37,9 @@ class AnswerJob(ABC):
     def inputs(self) -> Iterator[Any]:
         """The inputs, read from the file each time."""
 
-    def texts_in(self, item: Any) -> int:  # noqa: ARG002
-        """How many texts the model reads of an input."""
-        return 1
+    def texts_in(self, item: Any) -> list[str | None]:  # noqa: ARG002
+        """The texts that the model reads of an input; None for one that is more than a text."""
+        return [None]
 
     @abstractmethod
     def settings(self) -> dict:
@@ -76,7 +77,13 @@ class AnswerJob(ABC):
 def answer_file(job: AnswerJob) -> dict[str, int]:
     """Answers the inputs that the job's file does not hold already."""
     args, state, output = job.args, PartialState(), None
-    sizes = [job.texts_in(item) for item in job.inputs()]  # a broken row is found before the long work
+    sizes, letters = [], LetterCounts()
+    for item in job.inputs():  # a broken row is found before the long work
+        texts = job.texts_in(item)
+        sizes.append(len(texts))
+        for text in filter(None, texts):
+            letters.add(text)
+    unknown = letters.unknown(job.tokenizer, f"--input_file {args.input_file}")
     settings = job.settings()
     alike = {name: value for name, value in settings.items() if name not in _PLACES}
     check_alike(alike, "give all nodes the same flags and files")
@@ -91,7 +98,8 @@ def answer_file(job: AnswerJob) -> dict[str, int]:
     if sum(sizes) != len(sizes):
         inputs += f" ({sum(sizes):,} texts)"
     before = f"{done:,} were answered before" if done else None
-    start_summary(job.rows(inputs) | {"continued": before, "written to": args.output_file}, title="prediction")
+    rows = job.rows(inputs) | {"unknown": unknown, "continued": before, "written to": args.output_file}
+    start_summary(rows, title="prediction")
     print_preview(job.tokenizer, job.first())
     done = begin = answered_before = min(done, len(sizes))
     size = WINDOW * args.batch_size * state.num_processes

@@ -16,7 +16,7 @@ from foundry.report.lengths import described_lengths, evenly, percent
 from foundry.report.preview import Sample
 from foundry.report.repeats import TokenCounts, counted, described_repeats
 from foundry.report.report import Report, grouped, one_row
-from foundry.report.unknown import unknown_in_rows
+from foundry.report.unknown import LetterCounts, unknown_in_rows
 from tasks import examples, registry
 from tasks.entry import TaskEntry
 from tasks.repeated_rows import described_known_rows, described_repeated_rows
@@ -45,7 +45,7 @@ def report_of_tasks(
     training rows, of which there may be a sample alone."""
     is_mixed, shown = len(tasks) > 1, {}
     files, kept, lengths, empty, repeats = {}, [], [], [], []
-    known, alike, labels, unchanged, cuts, equal = {}, {}, {}, {}, {}, {}
+    known, alike, labels, unchanged, cuts, equal, unknown = {}, {}, {}, {}, {}, {}, {}
     report = Report({}, partial(_shown, shown, corrupted), {}, {})
     for task in tasks:
         entry, losses = task.entry, task.losses()
@@ -60,6 +60,8 @@ def report_of_tasks(
             counts = {side: counted_tokens(data, ids) for ids, side in SIDES.items() if ids in data.column_names}
             shown[task.name][split] = shown_rows(task, split, counts)
             report.losses[name], report.unknown[name] = losses[split], unknown_in_rows(task.tokenizer, data)
+            if report.unknown[name] and not entry.tokenize:
+                unknown |= _unknown_letters(task, split, name)
             if split in task.examples:  # not a sample
                 kept.append(f"{len(data):,} of {task.examples[split]:,} {name}")
                 lengths.append(f"{name} {_lengths(task, split)}")
@@ -85,6 +87,7 @@ def report_of_tasks(
         "known": one_row(known, is_mixed),
         "look alike": one_row(alike, is_mixed),
         "empty": ", ".join(empty) or None,
+        "unknown": one_row(unknown),
         "labels": grouped(labels),
         "unchanged": grouped(unchanged),
         "cut": one_row(cuts),
@@ -92,6 +95,18 @@ def report_of_tasks(
         "numbers": "; ".join(filter(None, map(_described_numbers, tasks))) or None,
     }
     return report
+
+
+def _unknown_letters(task: "LoadedTask", split: str, name: str) -> dict[str, str | None]:
+    """{"train sources": the letters without a token, "train targets": the same}. UserError where no letter has one."""
+    entry, texts = task.entry, {"sources": task.sources[split]}
+    if entry.target_type == "text" and entry.target in task.rows[split][0]:
+        texts["targets"] = [registry.target_text(task.name, entry, row) for row in task.rows[split]]
+    found = {}
+    for side, of_side in texts.items():
+        what = f"task {task.name}, {split}: of the {side}"
+        found[f"{name} {side}"] = LetterCounts(of_side).unknown(task.tokenizer, what)
+    return found
 
 
 # ---------------------------------------------------------------- the preview

@@ -349,9 +349,10 @@ def value_of(row: dict, column: str | int) -> object:
 def no_column(place: str, column: str, row: dict, why: str) -> UserError:
     """The error to raise for a row without a column: "a.csv, row 1: no column b (did you mean B?), why; available: A,
     B"."""
-    names = [quoted(str(name)) for name in row]
+    names = list(dict.fromkeys(quoted(str(name)) for name in row))
     near, header = did_you_mean(column, names), ""
-    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes}:
+    is_counted = any(isinstance(name, int) for name in row)  # a .tsv without a header
+    if {".csv", ".tsv"} & {*Path(place.split(",")[0]).suffixes} and not is_counted:
         header = "; line 1 of the file is its header"
     return UserError(f"{place}: no column {column}{near}, {why}; available: {listed(names)}{header}")
 

@@ -36,16 +36,15 @@ class Pieces:
         """Counts the pieces of a pair, or of a text alone."""
         self.letters.update(source)
         self.letters.update(target)
-        self.symbols.update(target.split(" "))
+        self.symbols.update(filter(None, target.split(" ")))
 
     @property
     def names(self) -> list[str]:
         """The pieces of the vocabulary, those of symbols first, the frequent before the rare."""
-        symbols, letters = dict(self.symbols), dict(self.letters)
-        symbols.pop("", None)  # of an empty target, and between two spaces
+        letters = dict(self.letters)
         letters.pop(" ", None)
         letters.pop(_SPACE, None)  # a text that has this letter has a space there, to all such tokenizers
-        marked = [_SPACE + symbol for symbol in _by_frequency(symbols)]
+        marked = [_SPACE + symbol for symbol in _by_frequency(self.symbols)]
         return [*marked, _SPACE, *_by_frequency(letters)]
 
 

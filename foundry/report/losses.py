@@ -70,13 +70,16 @@ class Losses:
         if kind not in (UNKNOWN, CHANGED):
             return kind
         found = sorted(self.characters[kind], key=self.characters[kind].get, reverse=True)
-        shown = []
-        for character in found[:MOST_NAMED]:
-            is_mark = unicodedata.category(character[0])[0] == "M"
-            shown.append(f"\u25cc{character}" if is_mark else character)
+        shown = list(map(alone, found[:MOST_NAMED]))
         if len(found) > MOST_NAMED:
             shown.append(f"and {len(found) - MOST_NAMED:,} more")
         return " ".join(shown)
+
+
+def alone(character: str) -> str:
+    """A character as it is shown by itself: a combining mark on a dotted circle."""
+    is_mark = unicodedata.category(character[0])[0] == "M"
+    return f"\u25cc{character}" if is_mark else character
 
 
 class TextSample:
