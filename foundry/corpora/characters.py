@@ -36,7 +36,7 @@ class Pieces:
         """Counts the pieces of a pair, or of a text alone."""
         self.letters.update(source)
         self.letters.update(target)
-        self.symbols.update(filter(None, target.split(" ")))
+        self.symbols.update(filter(None, target.replace(_SPACE, " ").split(" ")))
 
     @property
     def names(self) -> list[str]:

@@ -1,5 +1,4 @@
-"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their official scripts or T5's; restored diacritics;
-sequences of tokens, such as phones.
+"""Metrics of single tasks: SQuAD, GSM8K, MultiRC and WSC as in their scripts or T5's; restored diacritics; sequences.
 
 All are 0..1, but token_error_rate may be more. Metrics of texts take predictions [N] and a list of references for each
 [N][...]; the reference with the best score counts. T5's own code is in t5/evaluation of its repository.
