@@ -8,7 +8,7 @@
 import itertools
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from accelerate import PartialState
@@ -37,7 +37,7 @@ class AnswerJob(ABC):
     def inputs(self) -> Iterator[Any]:
         """The inputs, read from the file each time."""
 
-    def texts_in(self, item: Any) -> list[str | None]:  # noqa: ARG002
+    def texts_in(self, item: Any) -> Sequence[str | None]:  # noqa: ARG002
         """The texts that the model reads of an input; None for one that is more than a text."""
         return [None]
 

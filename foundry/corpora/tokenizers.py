@@ -692,7 +692,8 @@ def encode_targets(
 ) -> list[list[int]]:
     """Token ids of targets, cut to `max_length`, EOS included, also where the tokenizer does not write it (Gemma's, and
     GPT-2's, which FRED-T5 has); without the BOS of Gemma's inputs; behind the tokenizer's `target_prefix`."""
-    cut, eos = dict(max_length=max_length, truncation=max_length is not None), find_eos_id(tokenizer)
+    cut = dict(max_length=max_length, truncation=max_length is not None, verbose=False)
+    eos = find_eos_id(tokenizer)
     texts = [target_prefix(tokenizer) + text for text in texts]
     if tokenizer("")["input_ids"][-1:] == [eos]:
         return tokenizer(texts, **cut)["input_ids"]

@@ -152,7 +152,7 @@ class SourcesTest(parameterized.TestCase):
         (["--pieces", "unigram"], "--source_column 0: is for --pieces characters"),
         (["--extra_ids", -1], "--extra_ids -1: must be at least 0"),
         (["--validation_file", "{pairs}"], "--validation_file .*: is for text"),
-        (["--target_column", 2], "pairs.tsv, row 1: no column 2, which task pairs needs; available: 0, 1"),
+        (["--target_column", 2], r"pairs.tsv, row 1: no column 2, which task pairs needs; available: 0, 1(?=\n)"),
         (["--train_file", "{three}"], "three.tsv, line 2: 3 fields, the lines before have 2"),
         (["--train_file", "{blank}"], "there is no text to take letters from"),
     )
