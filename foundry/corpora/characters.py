@@ -10,6 +10,9 @@
 A letter is a code point as it stands in the text, a combining mark after its letter too: nothing is normalised. It is a
 SentencePiece unigram model whose scores leave no choice, so whatever reads T5's tokenizers reads these: a piece ▁aː has
 a better score than all others together, and what has no piece of its own falls to its letters.
+
+A space within a source belongs to the letter behind it where a symbol is that letter alone: "la abba" -> l a ▁a b b a.
+A tag before a word is best a token of its own: --add_tokens '<dut>', then "<dut>aalst".
 """
 
 from collections import Counter
