@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
-import torch
 from absl.testing import parameterized
+from page_examples import page_modules
 from transformers import T5Config, T5ForConditionalGeneration
 
 import constants
@@ -21,7 +21,6 @@ from foundry.corpora.own_ids import has_ids
 from foundry.data_t5 import Text
 from foundry.features import Features
 from foundry.objectives.objective_types import get_objective, objective_type
-from foundry.objectives.spans import SpanCorruption
 from foundry.text_source import found_text
 
 OBJECTIVES: dict[str, dict] = {"spans": {}} | {name: {"packing": name} for name in PACKINGS}
@@ -202,17 +201,6 @@ class CachedTextTest(TestCase):
             self.assertBetween(of_other, 1, 10)
 
 
-class LastTokens(SpanCorruption):
-    """Masks the last tokens of a chunk instead of random spans."""
-
-    def __call__(self, examples):
-        tokens = torch.as_tensor(np.asarray(examples["input_ids"]).astype(np.int64))
-        eos = torch.full((len(tokens), 1), self.eos_id)
-        inputs = torch.cat([tokens[:, : self.inputs_length - 1], eos], dim=1)
-        labels = torch.cat([tokens[:, 1 - self.targets_length :], eos], dim=1)
-        return {"input_ids": inputs, "labels": labels}
-
-
 class NewObjectiveTest(TestCase):
     """What CONTRIBUTING.md shows: an objective is one entry, or one class in a table of features/__init__.py."""
 
@@ -225,7 +213,8 @@ class NewObjectiveTest(TestCase):
         self.assertEqual(objective(train.__getitems__([0, 1]))["labels"].shape, (2, objective.targets_length))
 
     def test_a_class_in_the_table(self):
-        with mock.patch.dict(PACKINGS, last=f"{__name__}:LastTokens"):
+        page_modules()
+        with mock.patch.dict(PACKINGS, last="features.last.last_tokens:LastTokens"):
             self.check_rows()
 
     def check_rows(self):
