@@ -10,6 +10,7 @@ text unchanged. An input is a line of a text file, or a row of JSON, CSV, TSV an
 answer is its `prediction`; --num_return_sequences adds `n_best`, texts with their log-probabilities. Tasks on running
 text (benchmark text) are answered piece by piece, and the text between the pieces is kept. Inputs of similar length are
 answered together. The same command resumes a stopped run. `--interactive` answers typed or piped lines as they are.
+From Python: predict(["A text.", "Another."], ["--model_name_or_path", "out/fine_tune_t5"]).
 """
 
 from foundry.common.command_line import answer_early
@@ -22,7 +23,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,6 +43,9 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
 from foundry.common.machine import has_accelerator, prepare_process, run_in_short_lived_thread, run_script
+from foundry.common.ranks import world_size
+from foundry.common.reports import json_line
+from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine
@@ -294,6 +299,30 @@ def main(argv: list[str] | None = None) -> dict:
         frontend.work(plan, run_in_short_lived_thread(partial(engine_of, plan, device)))
         return {"inputs": 0, "answered": 0}
     return answer_file(TextJob(plan, device))
+
+
+@exit_on_user_error()
+def predict(rows: Iterable[str | dict], flags: Sequence[object]) -> list[dict]:
+    """What the script writes for these rows, in their order: each row with its "prediction", read back from its files.
+
+    rows: {column: value} as in a JSON file, or texts, of which each is the "source" of its record. flags: the script's,
+    but for those of its files. The model is loaded once for all rows, so give many. A mistake ends it as it ends
+    `main`; embeddings have no records.
+    """
+    if isinstance(rows, str):
+        raise UserError(f"predict({rows!r:.50}): give a list of texts")
+    if world_size() > 1:
+        raise UserError("predict(): one process answers: start it with python, without a launcher")
+    rows = list(rows)
+    if not rows:
+        return []
+    if isinstance(rows[0], str):
+        rows, flags = [{"source": text} for text in rows], [*flags, "--source_column", "source"]
+    with tempfile.TemporaryDirectory() as folder:
+        inputs, answers = Path(folder) / "rows.jsonl", Path(folder) / "answers.jsonl"
+        inputs.write_text("".join(map(json_line, rows)), encoding="utf-8")
+        main([*flags, "--input_file", inputs, "--output_file", answers])
+        return list(read_rows(answers))
 
 
 if __name__ == "__main__":

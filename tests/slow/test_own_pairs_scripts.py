@@ -195,10 +195,11 @@ class NotebooksPageTest(TestCase):
         base = str(workspace() / "base")
         code, names = re.sub(r"google/(t5-v1_1|flan-t5)-base", base, page).replace("500", "2"), {}
         blocks = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
-        self.assertLen(blocks, 4)
+        self.assertLen(blocks, 5)
         for block in blocks:
             exec(block, names)
         self.assertTrue((self.folder / "out/shout/model.safetensors").is_file())
         self.assertIn("eval_loss", names["results"])
+        self.assertEqual([row["source"] for row in names["answers"]], ["what is a cat", "what is a dog"])
         self.assertTrue(names["loss"].isfinite())
         self.assertIn("eval_token_accuracy", names["trainer"].state.log_history[-1])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -127,6 +128,53 @@ class TestCase(parameterized.TestCase):
         self.assertRegex(printed, "search +num_beams 4, no_repeat_ngram_size 2, max_new_tokens 6\n")
         self.assertRegex(self.predict(path, *flags, "--num_beams", "1")[-1], "search +greedy, no_repeat_ngram_size")
         return printed
+
+
+class FromPythonTest(TestCase):
+    """predict(): what the script writes for the same rows in a file."""
+
+    def answered(self, rows, *more) -> list[dict]:
+        return run_main(partial(predict_t5.predict, rows), "--model_name_or_path", self.model, *FLAGS, *more)[0]
+
+    @parameterized.parameters(dict(), dict(num_beams=3))
+    def test_texts_are_answered_as_transformers_does(self, **search):
+        flags = sum(([f"--{name}", value] for name, value in search.items()), [])
+        texts = [*LINES, "", "a line\nand another", "  two  spaces "]
+        rows = self.answered(texts, *flags)
+        self.assertEqual([row["source"] for row in rows], texts)
+        self.assertEqual([row["prediction"] for row in rows[: len(LINES)]], plain_answers(LINES, **search))
+
+    @parameterized.named_parameters(
+        ("texts", LINES, "in.txt", "\n".join(LINES), []),
+        ("drawn", LINES, "in.txt", "\n".join(LINES), ["--do_sample", *FOUR, "--seed", "5"]),
+        ("rows", [{"text": text, "n": 1} for text in LINES], "in.jsonl", None, []),
+        ("columns", [{"b": text} for text in LINES], "in.jsonl", None, ["--source_column", "b"]),
+    )
+    def test_the_records_of_the_file(self, rows, name, text, flags):
+        path = self.write(name, text or "".join(json.dumps(row) + "\n" for row in rows))
+        _, wanted, _ = self.predict(path, *flags)
+        self.assertEqual(self.answered(iter(rows), *flags), wanted)
+
+    def test_a_task_s_columns(self):
+        self.with_record(**OWN | COLUMNS)
+        rows = [{"q": "Which?", "c": text} for text in LINES]
+        found = self.answered(rows)
+        self.assertEqual(
+            [row["prediction"] for row in found], plain_answers([f"q: Which? c: {text}" for text in LINES])
+        )
+
+    @parameterized.parameters(
+        ("one text", [], "give a list of texts"),
+        (["a", "b"], ["--num_return_sequences", "2"], "--num_return_sequences"),
+        ([{"other": "a"}], [], "no column text"),
+    )
+    def test_a_mistake_is_one_line(self, rows, flags, message):
+        flags = ["--model_name_or_path", self.model, *FLAGS, *flags]
+        _, _, error = run_main(partial(predict_t5.predict, rows), *flags, code=2)
+        self.assertIn(message, error)
+
+    def test_no_row_has_no_answer(self):
+        self.assertEqual(self.answered([]), [])
 
 
 class PredictTest(TestCase):

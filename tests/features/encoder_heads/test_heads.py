@@ -11,6 +11,7 @@ import re
 import shutil
 import tempfile
 import unittest
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +139,15 @@ class HeadsTest(parameterized.TestCase):
     def answers(self, folder: Path, source: Path) -> list[dict]:
         run_main(predict_t5.main, "--model_name_or_path", folder, "--input_file", source, "--use_cpu")
         return lines_of(Path(f"{source}.answers.jsonl"))
+
+    @parameterized.parameters("class", "tokens")
+    def test_a_call_from_python_has_the_records_of_the_file(self, head):
+        folder, source = self.trained(head), self.folder / "new.txt"
+        texts = [" ".join(row["words"]) for row in self.held_out]
+        source.write_text("\n".join(texts))
+        flags = ["--model_name_or_path", folder, "--use_cpu"]
+        found, _, _ = run_main(partial(predict_t5.predict, texts), *flags)
+        self.assertEqual(found, self.answers(folder, source))
 
     # ------------------------------------------------------------ what is learnt, saved and answered
     @unittest.skipUnless(HAS_SEQEVAL, "seqeval is not installed")
