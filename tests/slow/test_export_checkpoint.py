@@ -8,7 +8,9 @@ import functools
 import json
 import re
 import shutil
+import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -19,11 +21,14 @@ from absl.testing import parameterized
 from helpers import run_main, sentences, small_disk
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, TrainerState
+from warm_python import warm_python
 
 import export_checkpoint
+import predict_t5
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
+from foundry.modeling.generation_settings import set_generation_length
 from foundry.publishing import exports
 from foundry.report.preview import Sample, recorded
 
@@ -90,6 +95,31 @@ class HuggingFaceTest(TestCase):
         (code,) = re.findall(r"```python\n(.+?)\n```", (self.out / "README.md").read_text(), re.DOTALL)
         with contextlib.chdir(self.folder):
             exec(code, {})
+
+    @parameterized.parameters("whole", "tied")
+    def test_what_plain_transformers_says_of_our_folders(self, name):
+        """docs/use.md's code in a process of its own answers as predict_t5.py; each of its warnings stands there."""
+        source = shutil.copytree(workspace() / name, self.folder / "limited")
+        model = load_model(str(source))
+        set_generation_length(model, 9)
+        model.generation_config.save_pretrained(source)
+        self.export(source)
+        page = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+        code = re.findall(r"```python\n(.+?)```\n\n(.+?)\n\n", page, re.DOTALL)[0]
+        names = "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n"
+        names += f"folder, text = {str(self.out)!r}, 'Bada.'\n"
+        done = subprocess.run(
+            [warm_python(), "-c", f"{names}{code[0]}print(answer)"], capture_output=True, text=True, timeout=300
+        )
+        self.assertEqual(done.returncode, 0, done.stderr)
+        flags = ["--model_name_or_path", self.out, "--max_new_tokens", 128, "--use_cpu"]
+        (row,), _, _ = run_main(partial(predict_t5.predict, ["summarize: Bada."]), *flags)
+        self.assertEqual(done.stdout.strip(), row["prediction"])
+        warnings = [line for line in done.stderr.splitlines() if line.startswith("[transformers]")]
+        told = [word for word in ("tie_word_embeddings", "max_new_tokens") if any(word in line for line in warnings)]
+        self.assertLen(warnings, len(told))
+        self.assertEqual(told, [word for word in re.findall(r"`(\w+)`", code[1]) if word in told])
+        self.assertEqual(told, ["tie_word_embeddings", "max_new_tokens"][name == "tied" :])
 
     def test_bfloat16_is_the_rounded_checkpoint(self):
         self.export(workspace() / "whole", "--dtype", "bfloat16")
