@@ -73,7 +73,7 @@ VOCAB_SIZE_MULTIPLE = 64  # a tokenizer's size is rounded up to a multiple of th
 # `--attn_implementation`: transformers' two that are correct for T5 (flex_attention is not).
 ATTENTION_IMPLEMENTATIONS = ("eager", "sdpa")
 NUM_SENTINELS = 100  # <extra_id_0> ... <extra_id_99>
-LEAST_VOCAB_SIZE = 300  # smallest --vocab_size of a new tokenizer
+LEAST_VOCAB_SIZE = NUM_SENTINELS + 5  # of a new tokenizer: also <pad>, </s>, <unk>, the mark of a space, one letter
 IGNORE_INDEX = -100  # labels that no loss and no metric counts
 # Entries of a checkpoint's JSON files that name code beside it. It is never run, and nothing that is saved names it.
 CODE_ENTRIES = ("auto_map", "custom_pipelines", "trust_remote_code")

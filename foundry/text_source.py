@@ -50,6 +50,7 @@ def found_text(
 def documents_of(features: Features, args: "PreTrainingDataArguments", most: int | None) -> "Documents":
     """(rows of a summary about the text, its first documents, at most `most` of them, the first ones of its validation
     text), for a tokenizer."""
+    from foundry.common.reports import human_bytes
     from foundry.corpora.sources import described_sources, find_corpora, find_sources, mixed_documents
     from foundry.report.files import described_files
     from foundry.report.losses import MOST_TEXTS
@@ -70,6 +71,9 @@ def documents_of(features: Features, args: "PreTrainingDataArguments", most: int
     if len(corpora) > 1:
         shares = ", ".join(f"{name} {weight:.1%}" for name, (weight, _) in corpora.items())
         text["corpora"] = f"{shares} of the characters; a smaller one begins again until all are read"
+        if not most and all(source.size for source in sources):
+            whole = max(source.size / weight for source, weight in zip(sources, weights, strict=True))
+            text["corpora"] += f", about {human_bytes(whole)} in all"
     return text, itertools.islice(documents, most), itertools.islice(validation, MOST_TEXTS)
 
 

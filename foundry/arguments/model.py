@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
 from foundry.common.flags import check_rules, check_value, option, refuse
 
-# Limits of a newly trained tokenizer: its letters need room beside the sentinels.
+# Limits of a newly trained tokenizer; its text's letters, and bytes, may need more: `train_tokenizer` says how many.
 LEAST_VOCABULARY = dict(at_least=LEAST_VOCAB_SIZE, unit="(100 of them are sentinels)", at_most=2**21)
 _SHAPES = ", ".join(name.replace("t5-v1_1", "t5-v1_1" if "small" in name else "") for name in MODEL_SHAPES)
 
@@ -27,7 +27,9 @@ class ModelArguments:
     tokenizer_name: str | None = option(
         None, "Folder, Hub name, .model file; bytes: ByT5's. Not set: the checkpoint's, or a new one."
     )
-    vocab_size: int = option(4096, "Size of a new tokenizer (from 300), or number of ready-made ids.", at_least=2)
+    vocab_size: int = option(
+        4096, f"Size of a new tokenizer (from {LEAST_VOCAB_SIZE}), or number of ready-made ids (from 2).", at_least=2
+    )
     byte_fallback: bool | None = option(None, "A new tokenizer writes rare letters as bytes. Not set: if needed.")
     most_unknown: float = option(
         0.1, "Largest share of <unk> among the tokens that a run trains on.", above=0, at_most=1

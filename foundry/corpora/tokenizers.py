@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import cached_file
 
-from constants import CODE_ENTRIES, LEAST_VOCAB_SIZE, NUM_SENTINELS
+from constants import CODE_ENTRIES, NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME, UNUSED_NAME, find_eos_id, is_byte_level
 from foundry.common.errors import UserError
 from foundry.common.machine import in_background
@@ -137,12 +137,10 @@ def train_tokenizer(
         reason = str(error).split("] ")[-1]
         if most := re.search(r"set it to a value <= (\d+)", str(error)):
             tokens = int(most[1]) + NUM_SENTINELS
-            less = f"--vocab_size {tokens} or less"
-            if tokens < LEAST_VOCAB_SIZE:  # such as amino acids with spaces between them; bytes take tokens too
-                less = f"--byte_fallback true with --vocab_size {tokens + BYTES} or less"
-            reason = f"it is enough for {tokens} tokens; give {less}, or more text"
+            reason = f"it is enough for {tokens} tokens; give --vocab_size {tokens} or less, or more text"
         if least := re.search(r"required_chars. \d+ vs (\d+)", str(error)):
-            reason = f"its letters alone take {int(least[1]) + NUM_SENTINELS}"
+            what = "letters and the bytes" if byte_fallback else "letters"
+            reason = f"its {what} alone take {int(least[1]) + NUM_SENTINELS}: give as many, or more"
         raise UserError(f"--vocab_size {vocab_size}: SentencePiece could not train on this text: {reason}") from None
     (output_dir / "spiece.model").write_bytes(model.getvalue())
     save_tokenizer(load_tokenizer(str(output_dir / MODELS[0])), output_dir)

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 import create_tokenizer
 from constants import NUM_SENTINELS
+from foundry.common.reports import human_bytes
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder, tokenizer_fingerprint
 
 # Beginning and number of letters of what words are drawn from.
@@ -184,6 +185,8 @@ class SourcesTest(TestCase):
             files = (f"{self.folder}/large.txt:0.25", f"{self.folder}/small.txt:0.75")
             _, printed = self.train("--train_file", *files, *limit)
         self.assertRegex(printed, "corpora +large 25.0%, small 75.0% of the characters")
+        whole = human_bytes(4 * (self.folder / "large.txt").stat().st_size)
+        self.assertEqual(f"until all are read, about {whole} in all" in printed, not most)
         sizes = {mark: sum(len(line) for line in read if line[0] == mark) for mark in "LS"}
         self.assertAlmostEqual(sizes["S"] / sum(sizes.values()), 0.75, delta=0.02)
         if most:
@@ -216,7 +219,7 @@ class SourcesTest(TestCase):
         self.assertEmpty([path for path in self.folder.iterdir() if path.name != "cache"])
 
     @parameterized.named_parameters(
-        ("size", ["--vocab_size", "200"], "--vocab_size 200: must be at least 300"),
+        ("size", ["--vocab_size", "104"], "--vocab_size 104: must be at least 105"),
         (
             "too_large",
             ["--vocab_size", "90000"],

@@ -34,9 +34,10 @@ from absl.testing import parameterized
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, T5Config
 
-from constants import BUILTIN_CORPUS
+from constants import BUILTIN_CORPUS, LEAST_VOCAB_SIZE
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
 from features.streams.streamed_text import open_corpus
+from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common import digests
@@ -746,21 +747,35 @@ class TokenizerTest(TestCase):
         self.assertEqual((self.folder / "spiece.model").read_bytes(), (TRAINED / "plain/spiece.model").read_bytes())
 
     def test_too_little_text(self):
-        too_few = "--vocab_size 5000: .*it is enough for 112 tokens; give --byte_fallback true .* 368 or less, or more"
+        too_few = "--vocab_size 5000: .*it is enough for 112 tokens; give --vocab_size 112 or less, or more text"
         with self.assertRaisesRegex(ValueError, too_few):
             train_tokenizer(["short text"] * 5, self.folder, 5_000)
         with self.assertRaisesRegex(ValueError, "there is no text to train a tokenizer on"):
             train_tokenizer(["", " \n "], self.folder, 400)
 
+    def test_the_least_vocabulary(self):
+        """Of one letter; --help of both kinds of scripts names it."""
+        train_tokenizer(["aaaa aa a"] * 9, self.folder, LEAST_VOCAB_SIZE)
+        self.assertLen(load_tokenizer(str(self.folder)), 105)
+        with self.assertRaisesRegex(UserError, "letters alone take 105"):
+            train_tokenizer(["aaaa aa a"] * 9, self.folder, LEAST_VOCAB_SIZE - 1)
+        self.assertIn("(from 105)", ModelArguments.__dataclass_fields__["vocab_size"].metadata["help"])
+
     def test_the_advice_for_letters_apart(self):
-        """Proteins with spaces between their amino acids: what the message names works."""
+        """Proteins with spaces between their amino acids: what the messages name works."""
         text = [" ".join(random.Random(n).choices("ACDEFGHIKLMNPQRSTVWY", k=80)) for n in range(50)]
-        with self.assertRaises(UserError) as caught:
-            train_tokenizer(text, self.folder, 1_000)
-        size = int(re.search(r"--byte_fallback true with --vocab_size (\d+) or less", str(caught.exception))[1])
-        train_tokenizer(text, self.folder, size, byte_fallback=True)
-        tokenizer = load_tokenizer(str(self.folder))
-        self.assertLen(tokenizer, size)
+        for wrong, told, bytes_too in (
+            (1_000, r"--vocab_size (\d+) or less", None),
+            (105, r"its letters alone take (\d+)", None),
+            (300, r"its letters and the bytes alone take (\d+)", True),
+        ):
+            with self.assertRaises(UserError) as caught:
+                train_tokenizer(text, self.folder, wrong, bytes_too)
+            size = int(re.search(told, str(caught.exception))[1])
+            train_tokenizer(text, self.folder, size, bytes_too)
+            tokenizer = load_tokenizer(str(self.folder))
+            self.assertLen(tokenizer, size)
+        self.assertEqual(size, 100 + 3 + 256 + 1 + 20)  # sentinels, special tokens, bytes, the mark of a space, letters
         self.assertEqual(tokenizer.decode(tokenizer(text[0])["input_ids"][:-1]), text[0])
 
     def test_tokenizer_for_is_cached_by_text_and_size(self):
