@@ -1,6 +1,7 @@
 """Every command of the README and of docs/ is understood by the real parsers, and every file named there exists."""
 
 import ast
+import contextlib
 import importlib
 import re
 import shlex
@@ -8,6 +9,7 @@ from pathlib import Path
 from unittest import mock
 
 from absl.testing import parameterized
+from helpers import run_main, write_tiny_model
 
 import create_tokenizer
 import evaluate_t5
@@ -126,6 +128,18 @@ class ReadmeTest(parameterized.TestCase):
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             if hasattr(module, "FLAGS"):
                 self.assertNotEmpty(parse_arguments(module.FLAGS, argv))
+
+    def test_its_plan_is_the_one_that_is_printed(self):
+        """Of a tiny model with a tokenizer of the same messages."""
+        messages = (ROOT / "examples" / "messages.csv").read_text().splitlines()
+        write_tiny_model(self.folder / "model", messages, 900)
+        (command,) = [line for line in commands() if "examples/messages.csv" in line and "--target_type class" in line]
+        command = command.replace("examples/", f"{ROOT}/examples/").replace("out/demo/pre_train", "model")
+        with contextlib.chdir(self.folder):
+            _, printed, _ = run_main(fine_tune_t5.main, *shlex.split(command)[2:], "--dry_run", "--use_cpu", code=0)
+        (shown,) = re.findall(r"```\n(rows .*?)\n```", README, re.DOTALL)
+        for line in shown.splitlines():
+            self.assertIn(line, printed.splitlines())
 
     def test_there_are_commands(self):
         self.assertGreater(len(commands()), 15)

@@ -1,6 +1,7 @@
 """Pages of docs/ that repeat what the code says: tables that a command writes, and messages that scripts print."""
 
 import functools
+import json
 import math
 import re
 from pathlib import Path
@@ -44,6 +45,15 @@ def row_of_shape(name: str) -> str:
     return f"| {' | '.join((f'`{name}`', human_count(weights), *map(human_bytes, (2 * weights, *sizes))))} |"
 
 
+def numbers_in(value: object) -> set[float]:
+    """All numbers of a record."""
+    if isinstance(value, dict):
+        return numbers_in(list(value.values()))
+    if isinstance(value, list):
+        return set().union(*map(numbers_in, value))
+    return {value} if isinstance(value, int | float) else set()
+
+
 class DocsTest(parameterized.TestCase):
     @parameterized.parameters("tiny", "t5-v1_1-small")  # each row takes seconds
     def test_the_memory_of_the_shapes_is_the_plan_s(self, name):
@@ -80,6 +90,25 @@ class DocsTest(parameterized.TestCase):
         self.assertLessEqual(len(README.split()), 900)
         self.assertLessEqual(own, 2000)
         self.assertLessEqual(sum(words.values()), 14_000)
+
+    def test_speeds_are_those_of_their_records(self):
+        """Each number of the table of docs/measurements.md stands in the record that its row, or the row above, links,
+        rounded to as many digits; so do batch and source length, where the record has them."""
+        page, record = (ROOT / "docs/measurements.md").read_text(encoding="utf-8"), {}
+        table = page[page.index("| part | on |") :].split("\n\n")[0].splitlines()[2:]
+        for row in table:
+            part, on, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+            if link := re.search(r"\(\.\./(results/\S+)\)", part):
+                record = json.loads((ROOT / link[1]).read_text())
+            known = numbers_in(record)
+            with self.subTest(row):
+                self.assertIn("AMD" if "AVX512-BF16" in str(record["hardware"]) else "Intel", on)
+                for number in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", " ".join([part.partition("]")[0], *cells])):
+                    digits = len(number.partition(".")[2])
+                    self.assertIn(float(number.replace(",", "")), {round(one, digits) for one in known}, number)
+                batch, _, source = on.split()[-1].rpartition("x")
+                self.assertIn(int(source), known)
+                self.assertTrue(not batch or int(batch) in known | {1}, batch)
 
     def test_a_folder_is_a_shape_too(self):
         benchmark_config("tiny").save_pretrained(self.folder)
