@@ -265,6 +265,7 @@ class TextMetricsTest(parameterized.TestCase):
     @parameterized.parameters(
         (["bleu"], ["今天天气很好"], ["tokenizer zh"]),
         (["bleu"], ["今日は天気がいい"], ["tokenizer char", "ja-mecab needs MeCab"]),
+        (["bleu"], ["오늘은 날씨가 아주 좋다"], ["tokenizer 13a", "Korean", "ko-mecab needs mecab_ko"]),
         (["ter", "chrf++"], ["วันนี้อากาศดีมาก"], ["ter, chrf++ takes what is between spaces"]),
         (["bleu", "squad_f1"], ["one two three", "one two three four"], []),
         (["bleu"], ["one two three", "red", "one two three four"], ["fewer than 4 words", "67 %"]),

@@ -472,6 +472,64 @@ FILES["generation", "wiki_split"] = {
     name: 'It "rains and we stay .\tIt "rains . <::::> We stay .\n' for name in ("train.tsv", "validation.tsv")
 }
 
+# The entries of all other groups, whose files test_examples.py and test_diacritics.py read: the columns of two rows as
+# they are read, and what the model reads and writes of them.
+SENTENCES = [dict(sentence1="It rains.", sentence2="It pours."), dict(sentence1="A cat.", sentence2="A dog.")]
+PAIRS_OF = "{} sentence1: It rains. sentence2: It pours.", "{} sentence1: A cat. sentence2: A dog."
+HYPOTHESES = [dict(premise="It rains.", hypothesis="It is wet."), dict(premise="A cat.", hypothesis="A dog.")]
+MNLI = "mnli hypothesis: It is wet. premise: It rains.", "mnli hypothesis: A dog. premise: A cat."
+OTHERS = {
+    ("glue", "cola"): (
+        [dict(sentence="We won."), dict(sentence="Won we have.")],
+        ("cola sentence: We won.", "cola sentence: Won we have."),
+        ("acceptable", "unacceptable"),
+    ),
+    ("glue", "sst2"): (
+        [dict(sentence="a smile"), dict(sentence="a bore")],
+        ("sst2 sentence: a smile", "sst2 sentence: a bore"),
+        ("positive", "negative"),
+    ),
+    ("glue", "mrpc"): (SENTENCES, PAIRS_OF, ("equivalent", "not_equivalent")),
+    ("glue", "qqp"): (
+        [dict(question1="How?", question2="Why?"), dict(question1="Who?", question2="Whom?")],
+        ("qqp question1: How? question2: Why?", "qqp question1: Who? question2: Whom?"),
+        ("duplicate", "not_duplicate"),
+    ),
+    ("glue", "stsb"): (SENTENCES, PAIRS_OF, ("3.8", "0.4")),
+    ("glue", "mnli"): (HYPOTHESES, MNLI, ("entailment", "contradiction")),
+    ("glue", "qnli"): (
+        [dict(question="What?", sentence="That."), dict(question="Who?", sentence="When.")],
+        ("qnli question: What? sentence: That.", "qnli question: Who? sentence: When."),
+        ("entailment", "not_entailment"),
+    ),
+    ("glue", "rte"): (SENTENCES, PAIRS_OF, ("entailment", "not_entailment")),
+    ("glue", "wnli"): (SENTENCES, PAIRS_OF, ("entailment", "not_entailment")),
+    ("glue", "ax"): (HYPOTHESES, MNLI, ("entailment", "neutral")),
+    ("builtin", "package_topic"): (
+        [dict(text="A tensor."), dict(text="An axis.")],
+        ("package text: A tensor.", "package text: An axis."),
+        ("torch", "matplotlib"),
+    ),
+    ("builtin", "docstring_summary"): (
+        [dict(text="Returns it.\nMore."), dict(text="Sorts all.")],
+        ("summarize: Returns it.\nMore.", "summarize: Sorts all."),
+        ("The value of it", "A list in order"),
+    ),
+    ("text", "restore_diacritics"): (
+        [dict(text="Così è."), dict(text="Ça va.")],
+        ("Cosi e.", "Ca va."),
+        ("Così è.", "Ça va."),
+    ),
+    ("text", "restore_romanian_diacritics"): (
+        [dict(text="Aşa e."), dict(text="În fața.")],  # a cedilla is written as a comma
+        ("Asa e.", "In fata."),
+        ("Așa e.", "În fața."),
+    ),
+}
+# What each metric gives to all answers right, and to two rows' answers in each other's place.
+FULL_AND_SWAPPED = {"matthews_correlation": (1, -1), "pearson": (1, -1), "spearman": (1, -1)}
+FULL_AND_SWAPPED["diacritic_error_rate"] = (0, 1)
+
 ENTRIES = [(group, name) for group in GROUPS for name in DATASET_VALS[group]]
 CASES = [(f"{name}_{split}", group, name, split) for (group, name), splits in TEXTS.items() for split in splits]
 
@@ -498,6 +556,25 @@ class RegistryTest(TestCase):
         self.assertCountEqual(HUB, [(g, n) for g, n in ENTRIES if find_entry(g, n).hub])
         for group, name in ENTRIES:
             self.assertContainsSubset(["train", *find_entry(group, name).eval_splits], TEXTS[group, name], name)
+
+    def test_each_entry_there_is_stands_in_one_of_the_tables(self):
+        everything = [(group, name) for group, entries in DATASET_VALS.items() for name in entries]
+        self.assertCountEqual([*TEXTS, *OTHERS], everything)
+
+    @parameterized.parameters(*OTHERS)
+    def test_the_texts_and_metrics_of_the_others(self, group, name):
+        task, (rows, sources, targets) = find_entry(group, name), OTHERS[group, name]
+        made = []
+        for row, target in zip(rows, targets, strict=True):
+            read = {task.target: target} | row
+            made.append(TRANSFORMS[task.preprocess](read) if isinstance(task.preprocess, str) else read)
+        prefixed = tuple(source.format(name) for source in sources)
+        self.assertEqual(tuple(source_text(task, row) for row in made), prefixed)
+        self.assertEqual(tuple(target_text(name, task, row) for row in made), targets)
+        for place, answers in enumerate((targets, targets[::-1])):
+            scores = scoring.score_predictions(task, list(answers), list(targets))
+            for metric in task.metrics:
+                self.assertAlmostEqual(scores[metric], FULL_AND_SWAPPED.get(metric, (1, 0))[place], msg=metric)
 
     @parameterized.named_parameters(*CASES)
     def test_official_files(self, group, name, split):
