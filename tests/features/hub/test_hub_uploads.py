@@ -262,6 +262,14 @@ class CardTest(test_export_checkpoint.TestCase):
         for name, content in files.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(content)
+            for ours in (
+                Path(__file__).parents[3],
+                sys.prefix,
+                Path(torch.__file__).parents[1],
+                self.folder,
+                workspace(),
+            ):
+                self.assertNotIn(str(ours).encode(), content, f"{name} names a folder of this machine")
         self.assertEqual(files["own/weights.own"], b"own")
         for kind in formats:
             self.assertIn(f"{kind}/comparison.json", files)
