@@ -172,8 +172,13 @@ class EncodersTest(parameterized.TestCase):
 
     @parameterized.parameters(("embedding", "/v1/embeddings"), ("tokens", "/v1/classify"))
     def test_requests_of_all_kinds_at_once(self, kind, path):
-        refused = [(400, {"input": []}), (400, {"input": "a", "n": 2}), (400, b"{")]
-        bodies = [{"input": given} for given in (*self.texts[:6], self.texts[:9])]
+        refused = [
+            (400, {"input": []}),
+            (400, {"input": "a", "n": 2}),
+            (400, b"{"),
+            (400, {"input": "abc" + ".," * 3000}),
+        ]
+        bodies = [{"input": given} for given in (*self.texts[:6], self.texts[:9], "abc" + ".," * 30)]
         with served("--model_name_or_path", head_folder(kind, self.place)) as it:
             crowd(self, it, path, bodies, refused, lambda found, alone: self.alike(found["data"], alone["data"]))
 

@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from statistics import median
 from unittest import mock
 
 import openai
@@ -135,6 +136,33 @@ def threads_of_products() -> Iterator[set[threading.Thread]]:
         yield found
 
 
+@contextlib.contextmanager
+def timed_steps() -> Iterator[dict[int, list[float]]]:
+    """{sources at work: [processor seconds of each step of the search, from the look into the queue to its end]}"""
+    found, spent = defaultdict(list), [0.0]
+
+    def timed(function: Callable) -> Callable:
+        def call(*args: object) -> object:
+            begun = time.thread_time()
+            result = function(*args)
+            spent[0] += time.thread_time() - begun
+            return result
+
+        return call
+
+    taken, step = timed(TextBatches._taken), timed(decoding.Decoding.step)
+
+    def whole_step(self: decoding.Decoding) -> None:
+        at_work = len(self.places)
+        step(self)
+        found[at_work].append(spent[0])
+        spent[0] = 0.0
+
+    queue = mock.patch.object(TextBatches, "_taken", lambda *args: taken(*args))
+    with queue, mock.patch.object(decoding.Decoding, "step", whole_step):
+        yield found
+
+
 def crowd(
     case: parameterized.TestCase,
     it: Served,
@@ -145,7 +173,7 @@ def crowd(
 ) -> None:
     """64 clients at once, which ask with any of the bodies, are refused, leave, are killed, or send half of a request,
     for T5_SERVE_SECONDS, and T5_SERVE_REQUESTS of them at least: each gets what it gets alone, no place is lost, and
-    the memory does not grow. check: compares an answer with that alone."""
+    the memory does not grow. Prints what a record of results/ needs. check: compares an answer with that alone."""
     count, seconds = int(os.environ.get("T5_SERVE_REQUESTS", "70")), float(os.environ.get("T5_SERVE_SECONDS", "0"))
     chooser, done, memory = random.Random(0), Counter(), []
     asked = []  # (a body, its answer alone, the text of that as it is streamed, if it can be)
@@ -182,8 +210,12 @@ def crowd(
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
 
-    before = it.service.counters.requests.total()
-    with ThreadPoolExecutor(64) as clients:
+    def texts_kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, WaitingText) for one in gc.get_objects())
+
+    before, kept, of_steps = it.service.counters.requests.total(), [], []
+    with ThreadPoolExecutor(64) as clients, timed_steps() as steps:
         for tenth in range(10):
             end = time.monotonic() + seconds / 10
             while done.total() < count * (tenth + 1) // 10 or time.monotonic() < end:
@@ -192,13 +224,17 @@ def crowd(
                 list(clients.map(client, *zip(*plans, strict=True)))  # raises what a client raised
                 done.update(kind for kind, _ in plans)
             memory.append(psutil.Process().memory_info().rss // 2**20)
+            kept.append(texts_kept())
+            of_steps.append({rows: [len(found), median(found)] for rows, found in sorted(steps.items())})
+            steps.clear()
     counted, batches = it.service.counters.requests, it.service.batches
     # What clients that left had asked ends with its next token.
     wait_until(lambda: not (it.service.open or batches.waiting or batches.at_work or it.service.deadlines))
-    gc.collect()
-    kept = sum(isinstance(one, WaitingText) for one in gc.get_objects())
-    print(sorted(counted.items()), done, f"MiB after each tenth: {memory}, {kept} texts kept", file=sys.stderr)
-    case.assertLessEqual(kept, 2 * batches.most_rows)  # of the batch before
+    kept.append(texts_kept())
+    record = dict(requests=done, answered=dict(sorted(counted.items())), mib_after_each_tenth=memory)
+    record |= dict(texts_kept_after_each_tenth_and_at_the_end=kept, steps_and_median_seconds_in_each_tenth=of_steps)
+    print(json.dumps(record), file=sys.stderr)
+    case.assertLessEqual(max(kept), 2 * batches.most_rows)  # of the batch before
     case.assertLessEqual({*counted}, {200, 400, 404, 413, server.GONE})
     # A connection that is reset at once may never be seen.
     case.assertBetween(counted.total() - before, done.total() - done["is killed"], done.total())
@@ -669,10 +705,10 @@ class ServerTest(TestCase):
         ]
         bodies = [{"prompt": text} | more for text in TEXTS for more in answered.values()]
         flags = ["--model_name_or_path", self.model, "--max_source_length", 60, "--num_beams", beams]
-        with served(*flags) as it:
+        with served(*flags, longest=48) as it:
             check = lambda answer, alone: self.assertEqual(answer["choices"], alone["choices"])  # noqa: E731
             crowd(self, it, "/v1/completions", bodies, refused, check)
-            texts = [it.texts(prompt=text) for text in TEXTS]
+            texts = [it.texts(prompt=text, max_tokens=6) for text in TEXTS]
         self.assertEqual(texts, [[text] for text in plain_answers(TEXTS, num_beams=beams)])
 
     def test_a_process_that_is_told_to_end(self):
