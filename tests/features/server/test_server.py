@@ -214,15 +214,26 @@ def crowd(
         gc.collect()
         return sum(isinstance(one, WaitingText) for one in gc.get_objects())
 
+    def plans(tenth: int) -> Iterator[tuple[str, int]]:
+        end = time.monotonic() + seconds / 10
+        while done.total() < count * tenth // 10 or time.monotonic() < end:
+            kind = chooser.choice(kinds)
+            done[kind] += 1
+            yield kind, chooser.randrange(999)
+
+    def follow(plans: Iterator[tuple[str, int]]) -> None:
+        while True:
+            with one_at_a_time:
+                plan = next(plans, None)
+            if plan is None:
+                return
+            client(*plan)
+
     before, kept, of_steps = it.service.counters.requests.total(), [], []
+    one_at_a_time = threading.Lock()
     with ThreadPoolExecutor(64) as clients, timed_steps() as steps:
         for tenth in range(10):
-            end = time.monotonic() + seconds / 10
-            while done.total() < count * (tenth + 1) // 10 or time.monotonic() < end:
-                several = max(count // 10, 256 if seconds else 1)
-                plans = [(chooser.choice(kinds), chooser.randrange(999)) for _ in range(several)]
-                list(clients.map(client, *zip(*plans, strict=True)))  # raises what a client raised
-                done.update(kind for kind, _ in plans)
+            list(clients.map(follow, [plans(tenth + 1)] * 64))  # raises what a client raised
             memory.append(psutil.Process().memory_info().rss // 2**20)
             kept.append(texts_kept())
             of_steps.append({rows: [len(found), median(found)] for rows, found in sorted(steps.items())})
