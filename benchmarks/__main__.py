@@ -43,7 +43,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option
 from foundry.common.machine import bf16_units, run_script
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_folder, check_output_file
 from foundry.common.reports import aligned_cells, environment_record, human_time, plain_json, read_json, write_json
 from foundry.common.words import did_you_mean
 
@@ -185,9 +185,7 @@ def parse_command(argv: list[str]) -> Namespace:
     if args.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for all, peers too
     if args.output:
-        check_folder("--output", str(Path(args.output).parent))
-        if Path(args.output).is_dir():
-            raise UserError(f"--output {args.output}: is a folder; name a file, such as results/benchmark.json")
+        check_output_file("--output", args.output)
     for name, file in CHECKOUTS.items():
         folder = getattr(args, name)
         if folder and not Path(folder, file).is_file():

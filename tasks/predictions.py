@@ -17,7 +17,7 @@ from typing import Any
 
 from foundry.arguments.task import OWN
 from foundry.common.errors import UserError
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_output_file
 from foundry.common.reports import json_line, read_json, write_json
 from foundry.common.terminal import print_once, visible
 from foundry.corpora.files import (
@@ -248,7 +248,7 @@ def check_files(args: Any, others: str = "", suffix: str = ".answers.jsonl") -> 
         raise UserError(
             f"--output_file {args.output_file}: answers are JSON lines, not {ending}: name it answers.jsonl"
         )
-    check_folder("--output_file", str(Path(args.output_file).parent))
+    check_output_file("--output_file", args.output_file)
 
 
 class AnswerFile:
@@ -260,8 +260,6 @@ class AnswerFile:
 
     def __init__(self, path: Path, settings: dict, overwrite: bool):
         self.path, settings_file, kept = path, path.with_name(f"{path.name}.settings.json"), b""
-        if path.is_dir():
-            raise UserError(f"--output_file {path}: is a folder. Name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = path.open("ab")  # held until the process ends, or this object
         try:

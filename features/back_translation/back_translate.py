@@ -30,7 +30,7 @@ from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import option, refuse
 from foundry.common.machine import run_command, run_script
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_output_file
 from foundry.common.ranks import world_size
 from foundry.common.reports import PROJECT, end_summary, plain_json, read_json, write_aside, write_json
 from foundry.common.words import listed
@@ -84,13 +84,11 @@ def check_pairs(args: PairArguments) -> None:
         raise UserError(f"--source_column, --target_column: {taken.pop()} is the column that names the model")
     if args.real_file is None:
         refuse(args, "real_weight", "is how often a real pair stands in --output_file: name them with --real_file")
-    if Path(args.output_file).is_dir():
-        raise UserError(f"--output_file {args.output_file}: is a folder. Name a file")
     for name in ("text_file", "real_file"):
         file = getattr(args, name)
         if file is not None and Path(file).absolute() == Path(args.output_file).absolute():
             raise UserError(f"--output_file {args.output_file}: is --{name} too. Name another one")
-    check_folder("--output_file", str(Path(args.output_file).parent))
+    check_output_file("--output_file", args.output_file)
     if Path(args.output_file).exists() and not Path(f"{args.output_file}{COUNTS}").exists():
         raise UserError(f"--output_file {args.output_file}: is no file of this command. Name another one")
     if world_size() > 1:

@@ -24,7 +24,7 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, check_rules, option
 from foundry.common.machine import run_script
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_output_file
 from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import told_if_full
 
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> dict[str, int]:
     args.output_file = args.output_file or f"{args.answers_file}.chosen.jsonl"
     if Path(args.output_file).absolute() == Path(args.answers_file).absolute():
         raise UserError(f"--output_file {args.output_file}: is the file of answers. Name another one")
-    check_folder("--output_file", str(Path(args.output_file).parent))
+    check_output_file("--output_file", args.output_file)
     # After the flags were read: --help and mistakes need no torch.
     from accelerate import PartialState
 

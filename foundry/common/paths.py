@@ -47,6 +47,22 @@ def check_folder(flag: str, path: str, writes: bool = True) -> None:
         raise UserError(f"{flag} {path}: no permission to write in {existing}{others}")
 
 
+def why_no_file(path: Path) -> str:
+    """What a path is that is no regular file."""
+    if path.is_dir():
+        return "is a folder"
+    if path.exists():
+        return "is a pipe or a device, and what is read or written more than once must be a file"
+    return "no such file"
+
+
+def check_output_file(flag: str, path: str) -> None:
+    """UserError unless `path` is a file, or can be created in a folder in which may be written. Creates nothing."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{flag} {path}: {why_no_file(Path(path))}. Name a file")
+    check_folder(flag, str(Path(path).parent))
+
+
 def refuse_links(folder: Path, names: Iterable[str], hint: str = "") -> None:
     """UserError if one of the names in an output folder is a link, through which would be written. Other links are
     replaced."""

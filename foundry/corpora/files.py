@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from foundry.common.digests import stamp
 from foundry.common.errors import UserError
-from foundry.common.paths import home_path
+from foundry.common.paths import home_path, why_no_file
 from foundry.common.terminal import print_once
 
 TEXT_SUFFIXES = (".txt", ".text", ".json", ".jsonl", ".csv", ".tsv", ".parquet")
@@ -85,6 +85,8 @@ def _named(flag: str, text: str, suffixes: tuple[str, ...]) -> FoundFiles:
     file = path if path.is_file() else compressed(path)
     if file:
         return FoundFiles([file])
+    if "\0" not in text and path.exists() and not path.is_dir():
+        raise UserError(f"{flag} {text}: {why_no_file(path)}")
     files = FoundFiles()
     ending = "" if path.is_dir() else re.split("[]*?]", path.name)[-1]
     for file, hidden in sorted(_candidates(path)) if "\0" not in text else ():
@@ -307,7 +309,7 @@ def check_contents(flag: str, files: Sequence[Path], binary: Collection[str] = (
     """UserError unless all files are there, not empty, and begin with UTF-8 text if their suffix is not `binary`."""
     for file in files:
         if not file.is_file():
-            raise UserError(f"{flag} {file}: {'is a folder' if file.is_dir() else 'no such file'}")
+            raise UserError(f"{flag} {file}: {why_no_file(file)}")
         if _is_empty(file):
             raise UserError(f"{flag} {file}: the file is empty")
     refuse_pointers(flag, files)

@@ -2,6 +2,8 @@
 
 import math
 import os
+import tempfile
+from pathlib import Path
 from unittest import mock
 
 from absl.testing import absltest, parameterized
@@ -10,9 +12,9 @@ from foundry.arguments.training import T5TrainingArguments
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value, flag_limits
 from foundry.common.machine import check_open_files
-from foundry.common.paths import check_folder
+from foundry.common.paths import check_folder, check_output_file
 from foundry.common.ranks import lonely_task
-from foundry.corpora.files import expand_files
+from foundry.corpora.files import check_file, expand_files
 from foundry.model_t5 import parse_overrides
 from tasks.entry import TaskEntry
 from tasks.registry import empty_texts
@@ -113,6 +115,22 @@ class PathTest(parameterized.TestCase):
         with self.assertRaisesRegex(ValueError, "--train_file ~nouser_x/a.txt: no such file"):
             expand_files("--train_file", ["~nouser_x/a.txt"])
         check_folder("--data_cache_dir", "~/cache")
+
+    def test_a_pipe_is_no_file(self):
+        """It is read once, and answers are read again where a run goes on: opening it to look would wait for ever."""
+        with tempfile.TemporaryDirectory() as folder:
+            for path in (Path(folder, "pipe"), Path("/dev/null")):
+                if path.name == "pipe":
+                    os.mkfifo(path)
+                with self.assertRaisesRegex(UserError, f"--output_file {path}: is a pipe or a device"):
+                    check_output_file("--output_file", str(path))
+                with self.assertRaisesRegex(UserError, f"--input_file {path}: is a pipe or a device"):
+                    check_file("--input_file", path)
+                with self.assertRaisesRegex(UserError, f"--train_file {path}: is a pipe or a device"):
+                    expand_files("--train_file", [str(path)])
+            with self.assertRaisesRegex(UserError, f"--output_file {folder}: is a folder"):
+                check_output_file("--output_file", folder)
+            check_output_file("--output_file", f"{folder}/more/answers.jsonl")
 
     def test_an_address_is_no_folder(self):
         with self.assertRaisesRegex(UserError, "--output_dir s3://bucket/x: is an address, .* folder is needed"):
