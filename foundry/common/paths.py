@@ -58,6 +58,10 @@ def why_no_file(path: Path) -> str:
 
 def check_output_file(flag: str, path: str) -> None:
     """UserError unless `path` is a file, or can be created in a folder in which may be written. Creates nothing."""
+    if Path(path).is_symlink() and Path(path).readlink().is_relative_to(
+        "/proc"
+    ):  # /dev/stdout, also of > answers.jsonl
+        raise UserError(f"{flag} {path}: is where this process writes its messages. Name a file")
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f"{flag} {path}: {why_no_file(Path(path))}. Name a file")
     check_folder(flag, str(Path(path).parent))

@@ -70,8 +70,11 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "ep
 def complete(model: PreTrainedModel) -> None:
     """Sets the tokens that `generate` begins and ends with, if missing, and removes unsupported settings, of which a
     printed line tells."""
-    own = model.generation_config
-    own.decoder_start_token_id = model.config.decoder_start_token_id
+    own, start = model.generation_config, model.config.decoder_start_token_id
+    if own.decoder_start_token_id not in (None, start):  # the model trains with that of its config.json
+        other = f"generation_config.json: decoder_start_token_id {own.decoder_start_token_id}"
+        print_once(f"{other} is ignored: answers begin as in training, with config.json's, {start}")
+    own.decoder_start_token_id = start
     for name in ("eos_token_id", "pad_token_id"):  # without EOS no answer would end
         if getattr(own, name) is None:
             setattr(own, name, getattr(model.config, name))

@@ -128,6 +128,9 @@ class PathTest(parameterized.TestCase):
                     check_file("--input_file", path)
                 with self.assertRaisesRegex(UserError, f"--train_file {path}: is a pipe or a device"):
                     expand_files("--train_file", [str(path)])
+            Path(folder, "stdout").symlink_to("/proc/self/fd/1")
+            with self.assertRaisesRegex(UserError, "stdout: is where this process writes"):
+                check_output_file("--output_file", f"{folder}/stdout")
             with self.assertRaisesRegex(UserError, f"--output_file {folder}: is a folder"):
                 check_output_file("--output_file", folder)
             check_output_file("--output_file", f"{folder}/more/answers.jsonl")

@@ -192,6 +192,7 @@ class PredictTest(TestCase):
         (dict(do_sample=True, decoder_start_token_id=0, eos_token_id=1), {}, ""),  # as T5Gemma 2's
         (dict(num_beams=2, num_return_sequences=2), dict(num_beams=2), ""),  # the end stands in config.json alone
         (dict(num_beams=2, num_beam_groups=2, diversity_penalty=0.5), dict(num_beams=2), "num_beam_groups 2"),
+        (dict(decoder_start_token_id=9, eos_token_id=1), {}, "decoder_start_token_id 9"),  # trained with config.json's
         (dict(penalty_alpha=0.6), {}, "penalty_alpha 0.6"),
         (dict(stop_strings=["a"]), {}, "stop_strings ['a']"),
         (dict(constraints=[1]), {}, "constraints [1]"),
