@@ -58,13 +58,12 @@ def why_no_file(path: Path) -> str:
 
 def check_output_file(flag: str, path: str) -> None:
     """UserError unless `path` is a file, or can be created in a folder in which may be written. Creates nothing."""
-    if Path(path).is_symlink() and Path(path).readlink().is_relative_to(
-        "/proc"
-    ):  # /dev/stdout, also of > answers.jsonl
+    file = Path(path)
+    if file.is_symlink() and file.readlink().is_relative_to("/proc"):  # /dev/stdout
         raise UserError(f"{flag} {path}: is where this process writes its messages. Name a file")
-    if Path(path).exists() and not Path(path).is_file():
-        raise UserError(f"{flag} {path}: {why_no_file(Path(path))}. Name a file")
-    check_folder(flag, str(Path(path).parent))
+    if file.exists() and not file.is_file():
+        raise UserError(f"{flag} {path}: {why_no_file(file)}. Name a file")
+    check_folder(flag, str(file.parent))
 
 
 def refuse_links(folder: Path, names: Iterable[str], hint: str = "") -> None:
