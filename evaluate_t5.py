@@ -49,7 +49,7 @@ from foundry.common.terminal import print_once
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import features_of, task_features
-from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.model_t5 import fit_vocabulary, load_ensemble
 from foundry.modeling.generation_settings import set_generation_length
 from foundry.report.preview import print_preview
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
@@ -58,6 +58,7 @@ from foundry.runs.run import Run, shown_numbers
 from foundry.runs.trackers import finish_trackers, show_table, start_trackers
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
+from tasks.ensembles import check_ensemble, described_models
 from tasks.evaluation_jobs import (
     LoadedJob,
     TaskJob,
@@ -71,7 +72,7 @@ from tasks.evaluation_jobs import (
 from tasks.examples import answer_texts, as_rows, non_canonical_outputs
 from tasks.metrics.extra_metric import ExtraMetric
 from tasks.mixture import Tasks
-from tasks.model_folders import answers_of_folder, named_model
+from tasks.model_folders import answers_of_folder, named_models
 from tasks.own_pairs import names_own_pairs
 from tasks.registry import reference_texts, source_text, value_of_text
 from tasks.report import report_of_tasks
@@ -101,6 +102,8 @@ def parse_evaluation(argv: list[str] | None) -> tuple[EvaluationArguments, T5Tra
         raise UserError(
             f"--max_target_length {AUTO}: is for training, whose {TASK_RECORD} has the number: leave it out"
         )
+    if "{task}" not in evaluation.model_name_or_path:
+        check_ensemble(evaluation.models, evaluation.tokenizer_name)
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry.target_type != "class" for job in jobs)
@@ -137,7 +140,7 @@ def build_trainer(
     tokenizer = job.task.tokenizer
     if model is None:
         attention, bf16 = evaluation.attn_implementation, bool(run_args.bf16)
-        model = load_to_answer(job.model, attention, run_args.features, run_args.device, bf16)
+        model = load_ensemble(job.models, attention, run_args.features, run_args.device, bf16)
     fit_vocabulary(model, tokenizer)
     scoring = job.task.evaluation_task(job.splits[0], run_args.predict_with_generate)
     args = run_args.replaced(predict_with_generate=scoring.predict_with_generate)
@@ -159,10 +162,10 @@ def answer_all(jobs: list[LoadedJob], evaluation: EvaluationArguments, run_args:
     """Answers all jobs, and returns the numbers of `answer` with those of several tasks together. Jobs of one
     checkpoint that follow each other load it once."""
     summarise = Tasks([job.task for job in jobs]).summarise
-    results, trainer, model = {}, None, None
+    results, trainer, models = {}, None, None
     for job in jobs:
-        loaded = trainer.model if trainer and model == job.model else None
-        trainer, model = build_trainer(job, run_args, evaluation, loaded), job.model
+        loaded = trainer.model if trainer and models == job.models else None
+        trainer, models = build_trainer(job, run_args, evaluation, loaded), job.models
         flags = vars(evaluation) | vars(job.task.args) | run_args.to_dict() | run_args.features.flags()
         start_trackers(trainer, flags)
         results |= answer(job, trainer)
@@ -259,7 +262,7 @@ def write_results(run: Run, jobs: list[LoadedJob], results: dict, missing: dict[
 
 def next_step(folder: Path, jobs: list[LoadedJob], missing: dict[str, str]) -> str | None:
     """What may follow an evaluation, whose files are in `folder`."""
-    first, model = jobs[0].task, jobs[0].model
+    first, model = jobs[0].task, " ".join(jobs[0].models)
     if missing:
         return "the same command with what is left out"
     if first.entry.submission_file and len(jobs) == 1:
@@ -279,7 +282,11 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
     of_tasks = {field.name for field in dataclasses.fields(TaskArguments)} - of_text
     if given & {"task", *of_tasks} or given.isdisjoint(NAMED_TEXT):
         return None
-    return pre_training_of(named_model(words))
+    first, *others = named_models(words)
+    recorded = pre_training_of(first)
+    if recorded is not None and others:
+        raise UserError(f"--model_name_or_path {first} {others[0]}: text is scored by one model: name one")
+    return recorded
 
 
 @exit_on_user_error()
@@ -290,13 +297,13 @@ def main(argv: list[str] | None = None) -> dict:
     if (pre_training := pre_training_to_score(argv)) is not None:
         return score_text(argv, pre_training, __doc__)
     evaluation, run_args, asked = parse_evaluation(argv)
-    clear_output_dir(run_args, [job.model for job in asked])
+    clear_output_dir(run_args, [model for job in asked for model in job.models])
     with run_args.main_process_first(desc="preparing the task"):
         jobs, missing = load_data(asked, evaluation)
     if run_args.world_size > 1:
         check_alike(contents_of_jobs(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")
-    announce(run, [job.task for job in jobs], evaluation.model_name_or_path, missing)
+    announce(run, [job.task for job in jobs], described_models(evaluation.models), missing)
     results = answer_all(jobs, evaluation, run_args)
     if is_first_process():
         write_results(run, jobs, results, missing)

@@ -25,7 +25,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +45,7 @@ from foundry.common.flags import Flags, check_rules, option
 from foundry.common.machine import has_accelerator, prepare_process, run_in_short_lived_thread, run_script
 from foundry.common.ranks import world_size
 from foundry.common.reports import json_line
-from foundry.corpora.reading import read_rows
+from foundry.corpora.reading import as_list, read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine
@@ -55,6 +55,7 @@ from foundry.publishing.exports import export_of
 from foundry.report.preview import UNCUT, Sample
 from tasks.answer_job import AnswerJob, answer_file
 from tasks.answering import TRANSFORMERS, Backend, Plan, answer_window, summary, tokenise
+from tasks.ensembles import check_ensemble
 from tasks.examples import answer_length, class_label_ids
 from tasks.frontend import Frontend, check_frontend, frontends
 from tasks.model_folders import answers_of_folder
@@ -71,7 +72,9 @@ class PredictionArguments:
 
     _argument_group_name = "prediction"
 
-    model_name_or_path: str = option(FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint.")
+    model_name_or_path: str = option(
+        FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint. Several: their ensemble.", several=True
+    )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
@@ -90,7 +93,11 @@ class PredictionArguments:
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
+    models: list[str] = field(init=False)  # all that --model_name_or_path names, of which it then is the first
+
     def __post_init__(self):
+        self.models = as_list(self.model_name_or_path)
+        self.model_name_or_path = self.models[0]
         if self.source_column:
             self.source_column = column_names(self.source_column)
 
@@ -150,6 +157,7 @@ def parse_prediction(argv: list[str] | None) -> Plan:
     if not features.of(Frontend):
         check_files(args, "".join(f", or give --{kind.switch}" for kind in frontends()))
     folder = export_of(Path(args.model_name_or_path))
+    check_ensemble(args.models, args.tokenizer_name)
     entry, record = PLAIN, {}
     if not any(frontend.as_typed for frontend in features.of(Frontend)):
         entry, record = recorded_task(str(folder), args.dataset_name)
@@ -210,12 +218,16 @@ def answer_settings(plan: Plan) -> dict:
     args = plan.args
     names = ("model_name_or_path", "tokenizer_name", "input_file", "source_column", "source_prefix", "dataset_name")
     settings = {name: getattr(args, name) for name in (*names, "backend", "bf16", "seed")} | plan.search
+    if len(args.models) > 1:
+        settings["model_name_or_path"] = args.models
     for feature in plan.features:
         settings |= {name: getattr(feature, name) for name in feature.decisive} | feature.record()
     # "form", since files of answers that are continued have it.
     settings["form"] = weights_of(plan.features).weight_format() or "float32"
-    beside = [plan.folder / name for name in (TASK_RECORD, "generation_config.json")]
-    files = [*backend_of(plan).files(args.model_name_or_path), *(file for file in beside if file.is_file())]
+    files = [file for name in args.models for file in backend_of(plan).files(name)]
+    for folder in (plan.folder, *map(Path, args.models[1:])):
+        beside = [folder / name for name in (TASK_RECORD, "generation_config.json")]
+        files += [file for file in beside if file.is_file()]
     settings |= {
         "max_source_length": plan.entry.max_source_length,
         "input": contents_digest([Path(plan.args.input_file)]),

@@ -35,6 +35,11 @@ class Engines(Feature):
         ),
         (
             "backend",
+            lambda flags: flags.backend != "transformers" and len(flags.models) > 1,
+            "answers with one model, and --model_name_or_path names several: leave the flag out",
+        ),
+        (
+            "backend",
             lambda flags: flags.backend == "gguf" and importlib.util.find_spec("llama_cpp") is None,
             "needs llama-cpp-python: pip install -r requirements/llama_cpp.txt",
         ),

@@ -20,6 +20,7 @@ import copy
 import hashlib
 import itertools
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
 from foundry.features import NO_FEATURES, Features
+from foundry.modeling.ensemble import ensemble
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from foundry.modeling.fewer_layers import leave_out_layers
 from foundry.modeling.generation_settings import complete, drop_idle_search
@@ -364,6 +366,13 @@ def load_to_answer(
             )
     weights_of(features).hold(model, device, bf16)
     return model
+
+
+def load_ensemble(
+    names: Sequence[str], attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
+) -> PreTrainedModel:
+    """`load_to_answer` of one model, or of several as one (modeling/ensemble.py)."""
+    return ensemble([load_to_answer(name, attn_implementation, features, device, bf16) for name in names])
 
 
 def weights_digest(model: PreTrainedModel) -> str:

@@ -50,6 +50,7 @@ from foundry.common.errors import StreamError, UserError
 from foundry.common.ranks import finish_process_group
 from foundry.common.terminal import print_once
 from foundry.model_t5 import use_one_embedding_module
+from foundry.modeling.ensemble import members
 from foundry.modeling.families import family_of
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.generation_settings import deciding_settings, described_search
@@ -88,7 +89,8 @@ def set_up_step(
     if args.recompute and not args.torch_compile and family_of(model.config).can_recompute:
         recompute_cheap(model)
     if args.bf16_residual:
-        use_bf16_residual(model)
+        for one in members(model):
+            use_bf16_residual(one)
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode} if args.torch_compile else None
     loss_options = args.label_smoothing_factor, args.z_loss, args.loss_chunk_size
     compute_loss_in_forward(model, *loss_options, options, terms, loss_override)

@@ -16,7 +16,7 @@ from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.sentinels import cut_source, source_ids
 from foundry.features import NO_FEATURES, Features
-from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.model_t5 import fit_vocabulary, load_ensemble
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import AnswerFinder, Engine
 from foundry.modeling.generation_settings import described_search
@@ -25,6 +25,7 @@ from foundry.modeling.weight_formats import reads_as_saved
 from foundry.modeling.weights import weights_of
 from foundry.report.lengths import described_lengths
 from foundry.training.drawn_answers import uniform_numbers
+from tasks.ensembles import described_models
 from tasks.entry import TaskEntry
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
@@ -114,7 +115,7 @@ def followed_settings(plan: Plan) -> GenerationConfig:
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`."""
     args = plan.args
-    model = load_to_answer(args.model_name_or_path, args.attn_implementation, plan.features, device, args.bf16)
+    model = load_ensemble(args.models, args.attn_implementation, plan.features, device, args.bf16)
     fit_vocabulary(model, plan.tokenizer)
     as_saved = reads_as_saved(weights_of(plan.features).weight_format())
     model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
@@ -220,7 +221,7 @@ def n_best(candidates: list[Candidate]) -> list[dict]:
 def summary(plan: Plan, inputs: str, engine: Engine | None) -> dict:
     """The rows of the printed plan. inputs: what is answered. engine: None if nothing is left to be answered."""
     rows = {
-        "model": f"{plan.args.model_name_or_path}, {plan.args.backend}",
+        "model": f"{described_models(plan.args.models)}, {plan.args.backend}",
         "inputs": inputs,
         "model reads": source_text(plan.entry, {name: f"<{name}>" for name in plan.entry.reads}),
         "search": None if engine is None else described_search(engine.settings, plan.search),

@@ -16,8 +16,10 @@ from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.paths import refuse_links
 from foundry.common.words import comma_words
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.model_t5 import is_local_model
+from tasks.ensembles import check_ensemble
 from tasks.named import check_task, check_tasks, find_entry
 from tasks.row_source import task_of_entry
 from tasks.task import LoadedTask, Task
@@ -35,13 +37,18 @@ from tasks.trained_rows import TrainedRows
 
 @dataclass
 class TaskJob:
-    """One task, the checkpoint that answers it, the splits to be answered, and the rows on which the checkpoint was
-    trained, if its task.json knows them."""
+    """One task, the checkpoint that answers it or those of an ensemble, the splits to be answered, and the rows that
+    the first was trained on, if its task.json knows them."""
 
     task: Task
-    model: str
+    models: list[str]
     splits: list[str]
     trained: TrainedRows | None
+
+    @property
+    def model(self) -> str:
+        """The first of the models, whose task.json and tokenizer are read."""
+        return self.models[0]
 
 
 class LoadedJob(TaskJob):
@@ -71,7 +78,8 @@ def names_of_tasks(
 def default_output_dir(
     jobs: list[TaskJob], evaluation: EvaluationArguments, task_args: TaskArguments, run_args: T5TrainingArguments
 ) -> Path:
-    """eval_<task> or predict_<task> in the model's folder; in out/ for several models or one of the Hub."""
+    """eval_<task> or predict_<task> in the model's folder; in out/ for several models, an ensemble or one of the
+    Hub."""
     parts = ["predict" if run_args.do_predict else "eval", task_args.dataset_name.replace(",", "_")]
     if len(jobs) == 1:
         parts[1] = jobs[0].task.name
@@ -81,7 +89,7 @@ def default_output_dir(
     if not is_local_model(folder):
         folder = Path("out") / folder.name
     refuse_links(folder, ["_".join(parts)])
-    if len({job.model for job in jobs}) > 1:
+    if len({model for job in jobs for model in job.models}) > 1:
         folder = Path("out")
     return folder / "_".join(parts)
 
@@ -94,7 +102,7 @@ def flags_of_record(given: set[str], values: dict, names: set[str]) -> dict:
         names |= {"benchmark", "dataset_name"}
         values["benchmark"], values["dataset_name"] = split_task(values["task"])
     given.update(names)
-    model = values["model_name_or_path"]
+    model = as_list(values["model_name_or_path"])[0]
     if "{task}" in model:
         return {}
     flags = recorded_flags(model, values, names)
@@ -118,7 +126,8 @@ def build_job(
     trained = name
     if name in DATASET_VALS.get(args.benchmark, {}):
         trained = find_entry(args.benchmark, name).train_with or name
-    model = evaluation.model_name_or_path.replace("{task}", trained)
+    models = [name.replace("{task}", trained) for name in evaluation.models]
+    model = models[0]
     if "{task}" in evaluation.model_name_or_path:
         args = dataclasses.replace(args, **recorded_lengths(model, args.benchmark, trained, given))
     recorded = recorded_fields(model, trained, given)
@@ -131,7 +140,7 @@ def build_job(
     splits = task.entry.test_splits if run_args.do_predict else task.entry.eval_splits
     if evaluation.split:
         splits = [evaluation.split]
-    return TaskJob(task, model, splits, recorded_rows(model).get(trained.replace("/", "_")))
+    return TaskJob(task, models, splits, recorded_rows(model).get(trained.replace("/", "_")))
 
 
 def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
@@ -143,10 +152,13 @@ def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[lis
         load(jobs[0].model)  # without it no task can be evaluated
     for job in jobs:
         try:
-            if several_models and not is_local_model(job.model):
-                raise UserError(f"--model_name_or_path {job.model}: no checkpoint there")
+            if several_models:
+                for model in job.models:
+                    if not is_local_model(model):
+                        raise UserError(f"--model_name_or_path {model}: no checkpoint there")
+                check_ensemble(job.models, evaluation.tokenizer_name)
             task = LoadedTask(job.task, job.task.read(job.splits), load(job.model), job.trained)
-            loaded.append(LoadedJob(task, job.model, job.splits, job.trained))
+            loaded.append(LoadedJob(task, job.models, job.splits, job.trained))
         except UserError as error:
             if len(jobs) == 1:
                 raise
@@ -167,10 +179,11 @@ def contents_of_jobs(jobs: list[LoadedJob]) -> dict[str, str]:
     for job in jobs:
         for split, data in job.task.data.items():
             found[f"contents of {job.task.name} {split}"] = data._fingerprint
-        if job.model not in models:
-            models.add(job.model)
+        if (named := " ".join(job.models)) not in models:
+            models.add(named)
             files: list[Path] = []
-            for ending in ("safetensors", "bin", "json"):
-                files += sorted(Path(job.model).glob(f"*.{ending}"))
+            for model in job.models:
+                for ending in ("safetensors", "bin", "json"):
+                    files += sorted(Path(model).glob(f"*.{ending}"))
             found[f"checkpoint for {job.task.name}"] = contents_digest(files)
     return found

@@ -50,21 +50,27 @@ class LoadedEncoder(NamedTuple):
     fewest: Callable[[Any], int] = lambda _: 0
 
 
-def named_model(argv: Sequence[object] | None) -> str:
-    """The value of --model_name_or_path on the command line."""
+def named_models(argv: Sequence[object] | None) -> list[str]:
+    """The values of --model_name_or_path on the command line."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--model_name_or_path", "--model-name-or-path", default=FineTuningArguments.output_dir)
+    flag = ("--model_name_or_path", "--model-name-or-path")
+    parser.add_argument(*flag, nargs="+", default=[FineTuningArguments.output_dir])
     words = list(map(str, sys.argv[1:] if argv is None else argv))
     return parser.parse_known_args(words)[0].model_name_or_path
 
 
 def answers_of_folder(argv: Sequence[object] | None) -> Any | None:
     """The Answers of the feature that trained the model of the command line; None: no feature needs to, or the own way
-    will say what is wrong with task.json."""
-    record, folder = {}, Path(named_model(argv))
-    with contextlib.suppress(UserError):
-        record = read_json(folder / TASK_RECORD)
-    for name, place in ANSWERING.items():
-        if name in record or (folder / name).is_file():
+    will say what is wrong with task.json. UserError for several models of which one is such a model."""
+    models = named_models(argv)
+    for folder in map(Path, models):
+        record = {}
+        with contextlib.suppress(UserError):
+            record = read_json(folder / TASK_RECORD)
+        for name, place in ANSWERING.items():
+            if name not in record and not (folder / name).is_file():
+                continue
+            if len(models) > 1:
+                raise UserError(f"--model_name_or_path {folder}: writes no text and is in no ensemble: name it alone")
             return resolve(place)()
     return None

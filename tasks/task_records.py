@@ -36,6 +36,8 @@ _RUN_FLAGS = {"bf16": bool, "bf16_full_eval": bool, "predict_with_generate": boo
 _GENERATION = {"predict_with_generate": bool, "generation_num_beams": int, "generation_max_length": int}
 _RUN_FLAGS |= _GENERATION
 _FLAGS = ("benchmark", "dataset_name", *_PLACES, *_OWN_PAIRS, "max_eval_samples", *LENGTHS, *_RUN_FLAGS)
+# Of a training and its machine, and not of how the model's texts are read and written.
+_ASIDE = {*_PLACES, "max_eval_samples", "bf16", "bf16_full_eval"}
 NUMBERS = "numbers"  # {task: step and range of its training rows}, a field of its entry
 FUNCTIONS = "functions"  # {task: {field of its entry: name of its function}}
 TRAINED = "trained_rows"  # {task: hashes of its training rows}, as `TrainedRows.recorded` writes them
@@ -123,6 +125,12 @@ def recorded_fields(folder: str, name: str, given: Collection[str] = ()) -> dict
     if name == OWN and labels and were_found and "labels" not in given:
         fields["ordered_labels"] = False
     return fields
+
+
+def recorded_reading(folder: str) -> dict[str, Any]:
+    """{name: value} of what task.json says of how a model's texts are read and written, and not of the rows."""
+    aside = {*_ASIDE, TRAINED, STREAMED}
+    return {name: value for name, value in read_record(folder).items() if name not in aside}
 
 
 def recorded_rows(folder: str) -> dict[str, TrainedRows]:

@@ -28,6 +28,7 @@ from foundry.common.paths import complete_output_dir
 from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
 from foundry.corpora.chunks import longest_first
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features
 from foundry.model_t5 import fit_vocabulary
@@ -165,7 +166,8 @@ class EncoderAnswers:
 
     def fill_in(self, values: dict, names: set[str]) -> dict:
         """{flag: value} of task.json for flags that are not given, which a printed line names."""
-        self.given, model = names, values["model_name_or_path"]
+        self.given = names
+        model = as_list(values["model_name_or_path"])[0]
         flags = self.followed(model, recorded_flags(model, values, names))
         tell_recorded(model, flags)
         return flags

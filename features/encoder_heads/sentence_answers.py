@@ -15,7 +15,7 @@ from foundry.common.errors import UserError
 from foundry.publishing.file_names import check_modules
 from foundry.publishing.sentence_folder import longest_of_folder
 from tasks.entry import TaskEntry
-from tasks.model_folders import named_model
+from tasks.model_folders import named_models
 
 LONGEST = 512  # tokens of a text, where the folder does not say
 NO_LIMIT = 2**20  # tokens: by so many a tokenizer says that it has none
@@ -64,4 +64,5 @@ class SentenceAnswers(EncoderAnswers):
 
     def evaluate(self, argv: list[str] | None, *_: object) -> dict:
         """UserError: nothing says by which pairs."""
-        raise UserError(f"--model_name_or_path {named_model(argv)}: has no {TASK_RECORD} that says what is evaluated")
+        (name,) = named_models(argv)
+        raise UserError(f"--model_name_or_path {name}: has no {TASK_RECORD} that says what is evaluated")

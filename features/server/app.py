@@ -58,15 +58,15 @@ TOO_LONG = f"a request has at most {MOST_BYTES:,} bytes"
 
 
 class Service:
-    """What the addresses share. posts: {address: the method that answers requests to it}, of a subclass. name: of the
-    model. about: what /v1/models says of it. key: what clients must send; None for nothing."""
+    """What the addresses share. posts: {address: the method that answers requests to it}, of a subclass. models: one,
+    or those of an ensemble. name: that of the models. about: what /v1/models says of them. key: what clients must send;
+    None for nothing."""
 
     posts: dict[str, Callable]
 
-    def __init__(self, model: str, feature: Server, batches: TextBatches, about: dict):
+    def __init__(self, models: list[str], feature: Server, batches: TextBatches, about: dict):
         self.feature, self.key, self.ends = feature, os.environ.get(KEY) or None, False
-        path = Path(model)
-        self.name = path.resolve().name if path.exists() else model
+        self.name = "+".join(Path(model).resolve().name if Path(model).exists() else model for model in models)
         self.batches, self.counters, self.about, self.began = batches, batches.counters, about, int(time.time())
         self.thread = ThreadPoolExecutor(1, "texts")  # as a tokenizer serves one thread
         self.open = 0  # requests that are being answered
@@ -129,13 +129,17 @@ class Completions(Service):
     """Answers texts with texts."""
 
     def __init__(self, plan: Plan, engine: Engine, feature: Server):
-        config, device = load_config(str(plan.folder), "--model_name_or_path"), torch.device(PartialState().device)
-        rows = min(plan.args.batch_size, rows_to_score(config, plan.entry.max_source_length, 1))
-        tokens = rows_to_generate(config, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
+        folders, device = [str(plan.folder), *plan.args.models[1:]], torch.device(PartialState().device)
+        configs = [load_config(folder, "--model_name_or_path") for folder in folders]
+        rows = min(rows_to_score(config, plan.entry.max_source_length, 1) for config in configs)
+        rows = min(rows, plan.args.batch_size)
+        tokens = rows_to_generate(configs, 1, 0, 1, device, plan.args.bf16)  # that the memory has room for
         batches = TextBatches(engine, Counters(), rows, tokens, feature.max_queue, seconds=feature.max_wait_ms / 1000)
         about: dict[str, Any] = dict(inputs=plan.reader.inputs, labels=list(plan.entry.labels) or None)
         about |= dict(max_source_tokens=plan.entry.max_source_length, max_tokens=plan.limit)
-        super().__init__(plan.args.model_name_or_path, feature, batches, about)
+        if len(plan.args.models) > 1:
+            about["ensemble"] = plan.args.models
+        super().__init__(plan.args.models, feature, batches, about)
         self.reader = CompletionReader(plan, engine, feature, self.check_count)
         self.posts = {"/v1/completions": self.complete}
 

@@ -77,7 +77,7 @@ class EncoderService(Service):
             self.posts = {"/v1/embeddings": self.embed}
             (empty,) = run_in_short_lived_thread(partial(encoder.answer, [encoder.read("")]))
             about["dimensions"] = len(empty["embedding"])
-        super().__init__(args.model_name_or_path, feature, batches, about)
+        super().__init__([args.model_name_or_path], feature, batches, about)
         self.longest = longest_of(encoder.most, feature.cut_sources)
 
     async def embed(self, request: Request, body: Embeddings) -> Response:

@@ -64,7 +64,8 @@ def show_page(plan: Plan, engine: Engine) -> None:
     shown = {"prediction": "answer"}
     shown |= {"n_best": f"all answers, the best first by {order_of(engine, plan)}"} if plan.count > 1 else {}
     shown |= {} if labels is None else {"labels": "probability of each class"}
-    open_page(Path(plan.args.model_name_or_path).name, rows["model reads"], plan.reader.inputs, shown, answer)
+    title = " + ".join(Path(model).name for model in plan.args.models)
+    open_page(title, rows["model reads"], plan.reader.inputs, shown, answer)
 
 
 def as_read(ids: list[int], uncut: int, tokenizer: PreTrainedTokenizerBase) -> str:

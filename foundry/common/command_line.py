@@ -135,12 +135,13 @@ def _as_for_argparse(field: dataclasses.Field, kind: Any) -> dict:
         reader = number_or_auto
     if field.name == "resume_from_checkpoint":
         const = RESUME_NEWEST
+    nargs = "+" if field.metadata.get("several") else flag.get("nargs")
     return {
         "name": field.name,
         "options": flag["options"],
         "switch": list(itertools.chain.from_iterable(switch["options"] for switch in switches)),
         "type": reader,
-        "nargs": "?" if const else flag.get("nargs"),
+        "nargs": "?" if const else nargs,
         "const": const,
         "choices": list(flag["choices"]) if "choices" in flag else None,
         "default": flag.get("default"),

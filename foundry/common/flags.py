@@ -35,18 +35,20 @@ def option(
     kw_only: Any = dataclasses.MISSING,
     is_older: bool = False,
     formerly: str = "",
+    several: bool = False,
     **limits: Any,
 ) -> Any:
     """A dataclass field with its help text and limits; a list is copied for every parse.
 
     kw_only: as of `dataclasses.field`. is_older: whether this is a former spelling, which works but is shown by no
-    help. formerly: the flag's name until the last version, which still works.
+    help. formerly: the flag's name until the last version, which still works. several: whether several values may
+    be given, of which the dataclass, which gets a list, makes what it needs.
 
     limits: `choices`, the values it may have; the bounds `at_least`, `above`, `at_most` and `below` of a number,
     with the `unit` that an error names; `auto`, if --speed decides when the flag is not given. `--help` shows them,
     `check_limits` enforces them.
     """
-    metadata = {"help": help, "limits": limits, "is_older": is_older, "formerly": formerly}
+    metadata = {"help": help, "limits": limits, "is_older": is_older, "formerly": formerly, "several": several}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), kw_only=kw_only, metadata=metadata)
     return field(default=default, kw_only=kw_only, metadata=metadata)

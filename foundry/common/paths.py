@@ -108,11 +108,11 @@ def check_paths(values: dict[str, Any]) -> None:
     values: of the flags that are given."""
     for name, value in values.items():
         if name.endswith("_file") and name not in ("output_file", "overwrite_output_file"):
-            for text in filter(None, value if isinstance(value, list) else [value]):
+            for text in _texts(value):
                 _check_file(name, text)
     for name in ("model_name_or_path", "tokenizer_name"):
-        if values.get(name):
-            _check_model_folder(name, values[name])
+        for text in _texts(values.get(name)):
+            _check_model_folder(name, text)
     if (folder := values.get("output_dir")) and not values.get("overwrite_output_dir"):
         goes_on = values.get("resume_from_checkpoint") not in NOT_RESUMED
         goes_on |= not _RESTARTS.isdisjoint(os.environ)
@@ -122,6 +122,11 @@ def check_paths(values: dict[str, Any]) -> None:
                     f"--output_dir {folder} is not empty: name another folder, or give --overwrite_output_dir (or, to "
                     "go on with its training, --resume_from_checkpoint)"
                 )
+
+
+def _texts(value: Any) -> list[str]:
+    """The texts of a flag that takes one or several."""
+    return [text for text in (value if isinstance(value, list) else [value]) if text]
 
 
 def _check_file(name: str, text: str) -> None:

@@ -1,11 +1,12 @@
 """Answers of a model to sources: the likeliest, drawn ones, or those found by beams.
 
     search = Search.of(model, max_new_tokens=32, num_beams=4)
-    answers(Layers(model), [Source(ids, limit=32), ...], search, slots=16)   # fills source.answers
+    answers([Layers(model)], [Source(ids, limit=32), ...], search, slots=16)   # fills source.answers
 
 One loop for all: each step computes the next token of every row, and a source whose answers have ended gives its slot
 to the next one at once. What is computed is that of transformers' `generate`, and its own processors apply the rules of
-generation_config.json (no_repeat_ngram_size, suppress_tokens ...).
+generation_config.json (no_repeat_ngram_size, suppress_tokens ...). The layers of several models are an ensemble
+(ensemble.py): each has a cache of its own, and all else is done once.
 
     sources waiting --encoder--> slots --step--> logits [N, V] --rules--> tokens [N] --ended--> source.answers
        ^                            |_______________________________________|
@@ -26,6 +27,7 @@ import torch
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from foundry.modeling.decoding_layers import DECODERS, ENCODED_TOKENS, KVCache, Layers
+from foundry.modeling.ensemble import log_of_mean
 from foundry.modeling.generation_settings import NEUTRAL
 
 REFILLED = 8  # sources are admitted when an eighth of the slots is free: encoded together, they take less time
@@ -45,9 +47,9 @@ class Source:
     """A text to be answered.
 
     ids: its tokens. limit: most tokens of an answer; 0: those of the search. encoded [S, W]: the encoder's output, if
-    it is known, also behind the source's last token. draws [K, limit]: numbers in [0, 1), of which each draws a token;
-    nan for the likeliest; None: all are the likeliest. warp: changes the logits [1, V] of each token before it is
-    drawn. watch: told each token, whether the answer ends with it.
+    it is known, also behind the source's last token; of an ensemble those of its models, side by side. draws [K,
+    limit]: numbers in [0, 1), of which each draws a token; nan for the likeliest; None: all are the likeliest. warp:
+    changes the logits [1, V] of each token before it is drawn. watch: told each token, whether the answer ends with it.
     """
 
     ids: list[int]
@@ -257,9 +259,9 @@ class Decoding:
     """Sources in slots, of which `step` writes the next token of each row. The caller admits sources and sees by their
     `done` which are answered."""
 
-    def __init__(self, layers: Layers, search: Search, slots: int):
+    def __init__(self, layers: Sequence[Layers], search: Search, slots: int):
         self.layers, self.search, self.slots = layers, search, slots
-        self.memory = KVCache(layers.decoder, slots, search.rows)
+        self.memories = [KVCache(one.decoder, slots, search.rows) for one in layers]
         self.places: list[Any] = []  # Rows or Beams of the sources in slots
 
     @property
@@ -272,12 +274,21 @@ class Decoding:
         for part in self._parts(sources):
             lengths = [len(source.ids) for source in part]
             known = [source.encoded[: max(lengths)] for source in part if source.encoded is not None]
-            encoded = torch.stack(known) if known else self.layers.encoded([source.ids for source in part])
-            self.memory.admit(encoded, lengths)
+            if known:
+                encoded = self._of_each_model(torch.stack(known))
+            else:
+                encoded = [one.encoded([source.ids for source in part]) for one in self.layers]
+            for memory, output in zip(self.memories, encoded, strict=True):
+                memory.admit(output, lengths)
             for source in part:
                 source.limit = source.limit or self.search.limit
             kind = Beams if self.search.beams > 1 else Rows
             self.places += [kind(source, self.search) for source in part]
+
+    def _of_each_model(self, encoded: torch.Tensor) -> Sequence[torch.Tensor]:
+        if len(self.layers) == 1:
+            return [encoded]
+        return encoded.split([one.width for one in self.layers], dim=-1)
 
     def _parts(self, sources: Sequence[Source]) -> list[list[Source]]:
         """The sources in parts of similar length, of at most ENCODED_TOKENS tokens with their padding."""
@@ -291,16 +302,18 @@ class Decoding:
 
     def step(self) -> None:
         """Adds a token to each row. Sources whose answers have ended leave their slots."""
-        decoder = self.layers.decoder
-        tokens = [token for place in self.places for token in place.tokens]
-        logits = decoder.step(torch.tensor(tokens, device=decoder.device), self.memory)
+        last = [token for place in self.places for token in place.tokens]
+        tokens = torch.tensor(last, device=self.layers[0].decoder.device)
+        found = [one.decoder.step(tokens, memory) for one, memory in zip(self.layers, self.memories, strict=True)]
+        logits = found[0] if len(found) == 1 else log_of_mean(found)
         if self.search.beams > 1:
             self._follow_beams(logits)
         else:
             self._write(logits)
         for slot in range(len(self.places) - 1, -1, -1):
             if self.places[slot].source.done:
-                self.memory.drop(slot)
+                for memory in self.memories:
+                    memory.drop(slot)
                 self.places[slot] = self.places[-1]
                 self.places.pop()
 
@@ -360,12 +373,13 @@ class Decoding:
         rows = []
         for number, (place, candidates) in enumerate(zip(self.places, found, strict=True)):
             rows += [number * beams + parent for parent in place.take(*candidates)]
-        self.memory.reorder(rows)
+        for memory in self.memories:
+            memory.reorder(rows)
 
 
 @torch.inference_mode()
 def answers(
-    layers: Layers,
+    layers: Sequence[Layers],
     sources: Sequence[Source],
     search: Search,
     slots: int,
@@ -374,8 +388,8 @@ def answers(
 ) -> None:
     """Fills the `answers` of the sources, which are given slots in their order.
 
-    slots: sources that are answered at a time. told: called whenever a source is answered. more: asked for at most so
-    many further sources whenever slots are free.
+    layers: of each model of an ensemble. slots: sources that are answered at a time. told: called whenever a source is
+    answered. more: asked for at most so many further sources whenever slots are free.
     """
     decoding, waiting = Decoding(layers, search, slots if more else min(slots, len(sources))), deque(sources)
     enough = max(1, decoding.slots // REFILLED)

@@ -227,7 +227,7 @@ class Layers:
     training it must be made anew."""
 
     def __init__(self, model: PreTrainedModel):
-        self.model, self.decoder = model, Decoder(model)
+        self.model, self.decoder, self.width = model, Decoder(model), model.config.d_model
         is_written_out = model.config.model_type in ENCODERS and is_plain(model.get_encoder())
         self.encoder = Encoder(model) if is_written_out else None
 

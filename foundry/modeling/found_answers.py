@@ -19,6 +19,7 @@ from transformers import LogitsProcessor, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from constants import IGNORE_INDEX
+from foundry.common.errors import UserError
 from foundry.common.terminal import print_once
 from foundry.modeling.decoding import (
     Answer,
@@ -30,6 +31,7 @@ from foundry.modeling.decoding import (
     unsupported_search_reason,
 )
 from foundry.modeling.decoding_layers import Layers
+from foundry.modeling.ensemble import members
 from foundry.modeling.generation_settings import NEUTRAL, deciding_settings
 from foundry.modeling.loss import token_nll
 from foundry.modeling.rows_at_a_time import parts, rows_to_score
@@ -90,7 +92,8 @@ class Engine(ABC):
 
 
 class AnswerFinder(Engine):
-    """Finds the answers of a model, whose weights stay as they are.
+    """Finds the answers of a model, whose weights stay as they are. UserError for an ensemble whose answers our loop
+    cannot find.
 
     slots: sources that are answered at a time. mixed: the autocast that the model computes under. search: settings of
     `generate` in place of the model's own.
@@ -103,7 +106,7 @@ class AnswerFinder(Engine):
     ):
         self.model, self.slots, self.search = model, slots, search or {}
         self.mixed = mixed or contextlib.nullcontext()
-        self.layers: Layers | None = None  # made when they are needed
+        self.layers: list[Layers] = []  # made when they are needed
         self.model_unsupported = unsupported_model_reason(model)
         if is_sharded(model):
             self.model_unsupported = "the weights are spread over the processes"
@@ -111,6 +114,7 @@ class AnswerFinder(Engine):
         own.update(**self.search)
         self.settings = deciding_settings(own)
         self.ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
+        self.unsupported_reason(**self.search)
 
     @torch.no_grad()
     def find(
@@ -126,7 +130,7 @@ class AnswerFinder(Engine):
         reason = self.unsupported_reason(**settings)
         with self.mixed:
             if reason is None:
-                self.layers = self.layers or Layers(self.model)
+                self.layers = self.layers or [Layers(one) for one in members(self.model)]
                 answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
                 return
             tell_that_generate_answers(reason)
@@ -137,8 +141,12 @@ class AnswerFinder(Engine):
                     told()
 
     def unsupported_reason(self, **settings: object) -> str | None:
-        """Why `generate` finds the answers; None if it need not."""
-        return self.model_unsupported or unsupported_search_reason(self.model, **settings)
+        """Why `generate` finds the answers; None if it need not. UserError for an ensemble, which it cannot ask."""
+        reason = self.model_unsupported or unsupported_search_reason(self.model, **settings)
+        names = [one.name_or_path for one in members(self.model)]
+        if reason and len(names) > 1:
+            raise UserError(f"--model_name_or_path {' '.join(names)}: no ensemble can do this: {reason}")
+        return reason
 
     @torch.no_grad()
     def score(self, source: list[int], texts: torch.Tensor) -> torch.Tensor:
@@ -254,7 +262,8 @@ def log_probabilities(
     labels[ends.cumsum(dim=1) > ends] = IGNORE_INDEX
     repeated = {name: values.repeat_interleave(count, dim=0) for name, values in batch.items()}
     rows = repeated | {"decoder_input_ids": written[:, :-1], "labels": labels}
-    found, size = [], rows_to_score(model.config, batch["input_ids"].shape[1], labels.shape[1])
+    source, target = batch["input_ids"].shape[1], labels.shape[1]
+    found, size = [], min(rows_to_score(one.config, source, target) for one in members(model))
     for part in parts(rows, size):
         wanted = part.pop("labels")
         found.append(token_nll(model(**part).logits, wanted).neg())

@@ -5,6 +5,8 @@ With a large vocabulary, long texts, many class labels or beams, a whole batch w
 Legend of shapes: S source length, T target length.
 """
 
+from collections.abc import Sequence
+
 import torch
 from transformers import PreTrainedConfig
 
@@ -37,10 +39,12 @@ def cached_numbers(config: PreTrainedConfig, source: int, target: int) -> int:
 
 
 def rows_to_generate(
-    config: PreTrainedConfig, source: int, target: int, beams: int, device: torch.device, bf16: bool
+    configs: Sequence[PreTrainedConfig], source: int, target: int, beams: int, device: torch.device, bf16: bool
 ) -> int:
-    """Number of rows whose caches, with this number of beams, take SHARE_OF_CACHES of the memory."""
+    """Number of rows whose caches, with this number of beams, take SHARE_OF_CACHES of the memory. configs: of a model,
+    or of those of an ensemble, each of which has a cache."""
     is_gpu = device.type == "cuda"
     memory = torch.cuda.get_device_properties(device).total_memory if is_gpu else available_memory()
-    of_row = beams * cached_numbers(config, source, target) * (2 if bf16 else 4)
+    numbers = sum(cached_numbers(config, source, target) for config in configs)
+    of_row = beams * numbers * (2 if bf16 else 4)
     return max(1, int(SHARE_OF_CACHES * memory) // of_row)

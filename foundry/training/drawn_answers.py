@@ -82,7 +82,7 @@ def answers_of_draws(
     was_training, device, count, longest = model.training, draws.device, *draws.shape[1:]
     lengths = sources["attention_mask"].sum(1).tolist()
     low = torch.is_autocast_enabled(device.type)
-    finder = AnswerFinder(model, rows_to_generate(model.config, max(lengths), longest, count, device, low))
+    finder = AnswerFinder(model, rows_to_generate([model.config], max(lengths), longest, count, device, low))
 
     def warp(scores: torch.Tensor) -> torch.Tensor:
         return scores / temperature

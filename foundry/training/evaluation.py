@@ -25,6 +25,7 @@ from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 from constants import IGNORE_INDEX
 from foundry.corpora.chunks import is_table, longest_first, row_lengths
 from foundry.modeling.decoding import Source
+from foundry.modeling.ensemble import members
 from foundry.modeling.found_answers import AnswerFinder, is_sharded
 from foundry.modeling.loss import STATISTICS, token_nll
 from foundry.modeling.rows_at_a_time import parts, rows_to_generate, rows_to_score
@@ -203,7 +204,8 @@ def score_batch(trainer: Any, model: nn.Module, inputs: dict, labels: torch.Tens
             positions += int(classes.ne(IGNORE_INDEX).sum())
         if "rejected" in inputs:
             positions += inputs["rejected"].shape[1]
-        size = rows_to_score(config, inputs["input_ids"].shape[1], positions)
+        source = inputs["input_ids"].shape[1]
+        size = min(rows_to_score(one.config, source, positions) for one in members(trainer.model))
     more = getattr(trainer.data_collator, "statistics", None)
     tensors = {name: values for name, values in inputs.items() if values is not None}
     found = [score_rows(model, config, part, classes, more) for part in parts(tensors, size)]
@@ -232,7 +234,8 @@ def generate_answers(
         longest = search.get("max_length") or own.max_length or 1
         beams = search.get("num_beams") or own.num_beams or 1
         source = inputs["input_ids"].shape[1]
-        finder.slots = rows_to_generate(model.config, source, longest, beams, device, trainer.args.bf16)
+        configs = [one.config for one in members(model)]
+        finder.slots = rows_to_generate(configs, source, longest, beams, device, trainer.args.bf16)
     with trainer.accelerator.autocast():  # accelerate wraps the model's forward, which is not called
         finder.find(rows, **search)
     written = []

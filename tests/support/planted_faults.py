@@ -67,6 +67,10 @@ tasks/registry.py, seen by features/encoder_heads/test_head_rows.py
   - if is_index and entry.ordered_labels:
   + if is_index:
 # answers that are drawn and chosen
+foundry/modeling/ensemble.py, seen by unit/test_ensemble.py
+  sum_of_probabilities
+  - return total - math.log(count)
+  + return total
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
   draws_of_one_step
   - source.draws[:, min(place.length, source.limit - 1)]

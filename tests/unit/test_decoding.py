@@ -75,7 +75,7 @@ def found(model, sources: list[list[int]], slots: int, draws=None, **settings) -
     """The answers of the loop."""
     search = Search.of(model, scored=True, **{"do_sample": False, "max_new_tokens": 12, **settings})
     rows = [Source(ids, search.limit, draws=None if draws is None else draws[n]) for n, ids in enumerate(sources)]
-    answers(Layers(model), rows, search, slots)
+    answers([Layers(model)], rows, search, slots)
     return [answer for row in rows for answer in row.answers]
 
 
@@ -179,7 +179,7 @@ class SameAnswersTest(parameterized.TestCase):
                 return number > 0 and len(seen[number]) == 2
 
             row.watch = watch
-        answers(Layers(model), rows, Search.of(model, max_new_tokens=9, eos_token_id=1), 3)
+        answers([Layers(model)], rows, Search.of(model, max_new_tokens=9, eos_token_id=1), 3)
         got = [row.answers[0].tokens for row in rows]
         self.assertEqual(got, [wanted[0], *(tokens[:2] for tokens in wanted[1:4]), wanted[4][:1]])
         self.assertEqual(got, seen)

@@ -62,7 +62,7 @@ class RowsAtATimeTest(parameterized.TestCase):
         memory = mock.Mock(return_value=mock.Mock(total_memory=24e9))
         with mock.patch.object(torch.cuda, "get_device_properties", memory):
             config = AutoConfig.for_model("t5", **BASE)
-            self.assertEqual(rows_to_generate(config, 512, 128, beams, torch.device("cuda"), bf16), rows)
+            self.assertEqual(rows_to_generate([config], 512, 128, beams, torch.device("cuda"), bf16), rows)
 
     @parameterized.parameters(
         ("t5", 32_128, 512, 128, 65),  # fine-tuning's default batch of 64 is one

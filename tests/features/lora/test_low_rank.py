@@ -23,7 +23,15 @@ from foundry.arguments.training import FineTuningArguments, check_training, deci
 from foundry.common.errors import UserError
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.features import Features
-from foundry.model_t5 import build_config, count_parameters, create_model, get_model, load_model, planned_model
+from foundry.model_t5 import (
+    build_config,
+    count_parameters,
+    create_model,
+    get_model,
+    load_ensemble,
+    load_model,
+    planned_model,
+)
 from foundry.training.optimizers import optimizer_class_and_kwargs
 from foundry.training.saving import load_weights
 
@@ -89,6 +97,13 @@ class LowRankTest(parameterized.TestCase):
         for loader in (AutoModelForSeq2SeqLM, AutoPeftModelForSeq2SeqLM):
             found = loader.from_pretrained(str(self.folder / "lora"))
             torch.testing.assert_close(logits_of(found), wanted, rtol=1e-4, atol=1e-5, msg=loader.__name__)
+
+    def test_a_folder_of_matrices_in_an_ensemble(self):
+        base, folder = self.base(), str(self.folder / "lora")
+        self.trained(base).save_pretrained(folder)
+        joined = load_ensemble([folder, base], None, Features(), torch.device("cpu"), bf16=False)
+        mean = (logits_of(load_model(folder)).softmax(-1) + logits_of(load_model(base)).softmax(-1)) / 2
+        torch.testing.assert_close(logits_of(joined), mean.log())
 
     def test_the_base_is_found_from_another_directory(self):
         base = self.base()

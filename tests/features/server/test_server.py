@@ -28,6 +28,7 @@ from unittest import mock
 
 import openai
 import psutil
+import test_ensemble
 import torch
 import zoo
 from absl.testing import parameterized
@@ -311,6 +312,24 @@ class ServerTest(TestCase):
             self.assertIn("length", [choice.finish_reason for choice in cut.choices])
             (*_, last) = client.completions.create(model=about.id, prompt="a", max_tokens=7, stream=True)
             self.assertRegex(last.warning, "^max_tokens 7: .* 6")
+
+    @parameterized.parameters(1, 3)
+    def test_an_ensemble(self, beams):
+        """The answers are those of `generate` over the mean, with the mean's log-probabilities."""
+        models, sources = test_ensemble.loaded()
+        flags = ("--model_name_or_path", *test_ensemble.folders(), "--num_beams", beams)
+        tokenizer = AutoTokenizer.from_pretrained(test_ensemble.folders()[0])
+        search = dict(max_new_tokens=6, eos_token_id=1) | (dict(num_beams=beams) if beams > 1 else {})
+        with served(*flags) as it:
+            (about,) = it.ask("/v1/models")[1]["data"]
+            self.assertEqual((about["id"], about["ensemble"]), ("one+two", test_ensemble.folders()))
+            answer = it.complete(model="one+two", prompt=test_ensemble.LINES, logprobs=1)
+            for choice, ids in zip(answer["choices"], sources, strict=True):
+                tokens = tokenizer.convert_tokens_to_ids(choice["logprobs"]["tokens"])
+                self.assertEqual([tokens], test_ensemble.generated(models, ids, **search)[0])
+                wanted = test_ensemble.log_probs(models, ids, tokens)[range(len(tokens)), tokens].tolist()
+                for found, nats in zip(choice["logprobs"]["token_logprobs"], wanted, strict=True):
+                    self.assertAlmostEqual(found, nats, delta=1e-4)
 
     def test_drawn_answers_repeat_in_any_batch(self):
         body = dict(temperature=1.5, n=3, seed=5)
