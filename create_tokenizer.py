@@ -63,7 +63,7 @@ from foundry.modeling.new_vocabulary import change_vocabulary
 from foundry.report.losses import TextSample, described_losses, round_trip
 from foundry.report.preview import UNCUT, Sample, Seen, print_preview
 from foundry.text_source import documents_of
-from tasks import examples, registry
+from tasks import examples, row_texts
 from tasks.mixture import Tasks
 
 CHARACTERS = "characters"  # --pieces: letters and symbols; "unigram": what SentencePiece learns
@@ -252,8 +252,8 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
     task.entry = dataclasses.replace(task.entry, held_out=None)
     rows, pieces, empty = task.training_rows(), Pieces(), []
     for number, row in enumerate(rows, start=1):
-        target = registry.target_text(task.name, task.entry, row)
-        pieces.add(registry.source_text(task.entry, row), target)
+        target = row_texts.target_text(task.name, task.entry, row)
+        pieces.add(row_texts.source_text(task.entry, row), target)
         if not target.strip():
             empty.append(str(number))
     write_character_tokenizer(pieces, folder, args.extra_ids, args.vocab_size)

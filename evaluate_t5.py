@@ -74,8 +74,8 @@ from tasks.metrics.extra_metric import ExtraMetric
 from tasks.mixture import Tasks
 from tasks.model_folders import answers_of_folder, named_models
 from tasks.own_pairs import names_own_pairs
-from tasks.registry import reference_texts, source_text, value_of_text
 from tasks.report import report_of_tasks
+from tasks.row_texts import reference_texts, source_text, value_of_text
 from tasks.task import LoadedTask
 
 OUTPUT_FILES = ("all_results.json", "predictions.jsonl")

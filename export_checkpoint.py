@@ -75,7 +75,7 @@ from foundry.publishing.records import read_run_folder, task_of_run
 from foundry.publishing.uploader import Uploader
 from foundry.report.preview import KEPT_TOKENS, Sample
 from tasks.named import first_entry, task_names
-from tasks.registry import joined_text, source_text
+from tasks.row_texts import joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
 

@@ -29,8 +29,8 @@ from tasks.ensembles import described_models
 from tasks.entry import TaskEntry
 from tasks.examples import decode_texts
 from tasks.predictions import Input, InputReader
-from tasks.registry import source_text, value_of_text
 from tasks.reranker import Candidate, Chooser
+from tasks.row_texts import source_text, value_of_text
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Token ids of the rows of tasks, and texts and metrics of a model's answers.
 
 A row goes through three steps: tasks/rows.py gives it the entry's columns, `source_text` and `target_text` of
-tasks/registry.py make T5's texts of them, and the function of `build_tokenize_function` makes token ids.
+tasks/row_texts.py make T5's texts of them, and the function of `build_tokenize_function` makes token ids.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from foundry.modeling.loss import STATISTICS, token_metrics
 from foundry.report.losses import LONGEST_TEXT, Losses, round_trip, sampled
 from tasks.entry import TaskEntry
 from tasks.metrics.scoring import METRICS, score_predictions
-from tasks.registry import column_value, finite_number, joined_text, reference_texts, source_text, target_text
+from tasks.row_texts import column_value, finite_number, joined_text, reference_texts, source_text, target_text
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -47,7 +47,7 @@ from foundry.report.report import Report
 from foundry.trainer_t5 import T5Trainer
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
-from tasks import examples, registry
+from tasks import examples, row_texts
 from tasks.entry import as_source
 from tasks.metrics.scoring import is_greater_better, scale_of
 from tasks.own_pairs import name_of_pairs
@@ -212,8 +212,8 @@ class Tasks:
         texts = []
         for task in self:
             for row in task.training_rows():
-                texts.append(registry.source_text(task.entry, row))
-                texts += registry.reference_texts(task.name, task.entry, row)
+                texts.append(row_texts.source_text(task.entry, row))
+                texts += row_texts.reference_texts(task.name, task.entry, row)
         return texts
 
     @property

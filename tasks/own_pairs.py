@@ -23,7 +23,7 @@ from foundry.corpora.files import ROW_SUFFIXES, TEXT_SUFFIXES, data_suffix, expa
 from foundry.corpora.reading import first_line_fields
 from foundry.features import task_features
 from tasks.entry import FURTHER_COLUMNS, TaskEntry
-from tasks.registry import finite_number, found_labels
+from tasks.row_texts import finite_number, found_labels
 from tasks.rows import SplitReader, pieces_of, single_answer
 from tasks.transforms import TRANSFORMS
 

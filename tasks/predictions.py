@@ -33,7 +33,7 @@ from foundry.corpora.reading import as_list, first_line_fields, with_spaces
 from foundry.corpora.sentences import cut_sentences
 from tasks.entry import TaskEntry
 from tasks.named import recorded_entry, task_names
-from tasks.registry import source_text
+from tasks.row_texts import source_text
 from tasks.rows import (
     MISSING,
     ColumnReader,

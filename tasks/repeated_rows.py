@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from foundry.common.terminal import visible
 from foundry.report.lengths import percent
-from tasks.registry import reference_texts
+from tasks.row_texts import reference_texts
 
 if TYPE_CHECKING:
     from tasks.task import LoadedTask

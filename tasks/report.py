@@ -17,7 +17,7 @@ from foundry.report.preview import Sample
 from foundry.report.repeats import TokenCounts, counted, described_repeats
 from foundry.report.report import Report, grouped, one_row
 from foundry.report.unknown import LetterCounts, unknown_in_rows
-from tasks import examples, registry
+from tasks import examples, row_texts
 from tasks.entry import TaskEntry
 from tasks.repeated_rows import described_known_rows, described_repeated_rows
 
@@ -49,7 +49,7 @@ def report_of_tasks(
     report = Report({}, partial(_shown, shown, corrupted), {}, {})
     for task in tasks:
         entry, losses = task.entry, task.losses()
-        alike[task.name] = registry.look_alikes(entry, task.rows, task.sources)
+        alike[task.name] = row_texts.look_alikes(entry, task.rows, task.sources)
         shown[task.name] = {}
         for split, of_split in task.files.items():
             files[f"{task.name}/{split}" if is_mixed else split] = of_split
@@ -65,7 +65,7 @@ def report_of_tasks(
             if split in task.examples:  # not a sample
                 kept.append(f"{len(data):,} of {task.examples[split]:,} {name}")
                 lengths.append(f"{name} {_lengths(task, split)}")
-            for what, count in registry.empty_texts(task.name, entry, rows).items():
+            for what, count in row_texts.empty_texts(task.name, entry, rows).items():
                 empty.append(f"{count:,} {what} of {name}")
             if text := described_repeated_rows(task, split):
                 repeats.append(f"{text} ({name})")
@@ -101,7 +101,7 @@ def _unknown_letters(task: "LoadedTask", split: str, name: str) -> dict[str, str
     """{"train sources": the letters without a token, "train targets": the same}. UserError where no letter has one."""
     entry, texts = task.entry, {"sources": task.sources[split]}
     if entry.target_type == "text" and entry.target in task.rows[split][0]:
-        texts["targets"] = [registry.target_text(task.name, entry, row) for row in task.rows[split]]
+        texts["targets"] = [row_texts.target_text(task.name, entry, row) for row in task.rows[split]]
     found = {}
     for side, of_side in texts.items():
         what = f"task {task.name}, {split}: of the {side}"
@@ -227,12 +227,12 @@ def _described_numbers(task: "LoadedTask") -> str | None:
     number counts as the worst of them". None for other tasks."""
     if (numbers := task.entry.numbers) is None:
         return None
-    least, most = registry.number_text(numbers["least"], None), registry.number_text(numbers["most"], None)
+    least, most = row_texts.number_text(numbers["least"], None), row_texts.number_text(numbers["most"], None)
     worst = "counts as the worst of them"
     if "unreadable" in numbers:
         worst = f"counts as {numbers['unreadable']:g}"
     return (
-        f"{task.name} rounded to {registry.number_text(numbers['step'], None)}, between {least} and {most} "
+        f"{task.name} rounded to {row_texts.number_text(numbers['step'], None)}, between {least} and {most} "
         f"({task.numbers_from}); an answer that is no number {worst}"
     )
 

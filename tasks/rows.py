@@ -45,7 +45,7 @@ from foundry.corpora.reading import (
 from foundry.corpora.sentences import cut_sentences
 from foundry.corpora.sources import builtin_corpus
 from tasks.entry import TaskEntry, UnreadableRow, call_on_row
-from tasks.registry import column_value, means, source_text, target_text
+from tasks.row_texts import column_value, means, source_text, target_text
 from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together

@@ -27,7 +27,7 @@ from foundry.features import Column, task_features
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
 from foundry.training.evaluation import EvaluationTask
-from tasks import examples, registry
+from tasks import examples, row_texts
 from tasks.entry import FURTHER_COLUMNS, TaskEntry
 from tasks.metrics.scoring import check_metrics, signatures, try_metrics
 from tasks.metrics.words import OF_WORDS, remarks
@@ -167,7 +167,7 @@ class LoadedTask(Task):
                 of_split = feature.rows(self.entry, of_split)
             self.rows[split] = of_split
             self.data[split] = self._tokens(split)
-            self.sources[split] = [registry.unprefixed_text(self.entry, row) for row in of_split]
+            self.sources[split] = [row_texts.unprefixed_text(self.entry, row) for row in of_split]
             self._warn_about_labels(split, limit)
             self._warn_about_rouge(split)
             self._remark_on_metrics(split)
@@ -181,7 +181,7 @@ class LoadedTask(Task):
         for split in ("train", *rows):
             if split in rows and target in rows[split][0]:
                 self.numbers_from = f"from the {split} rows"
-                numbers = registry.found_numbers(row[target] for row in rows[split])
+                numbers = row_texts.found_numbers(row[target] for row in rows[split])
                 self.entry = dataclasses.replace(self.entry, numbers=numbers)
                 return
 
@@ -226,7 +226,7 @@ class LoadedTask(Task):
         rows = self.rows[split]
         if self.entry.target_type != "class" or self.entry.target not in rows[0]:
             return
-        used = {registry.target_text(self.name, self.entry, row) for row in rows}
+        used = {row_texts.target_text(self.name, self.entry, row) for row in rows}
         if missing := [label for label in self.entry.labels if label not in used]:
             first = f" among the first {limit:,}" if limit and limit < self.examples[split] else ""
             print_once(f"{self._place(split)}: no row{first} has the label {', '.join(missing)}")
@@ -238,7 +238,7 @@ class LoadedTask(Task):
             return
         letters = lost = 0
         for row in self.rows[split]:
-            for letter in registry.target_text(self.name, self.entry, row):
+            for letter in row_texts.target_text(self.name, self.entry, row):
                 letters += letter.isalpha()
                 lost += letter.isalpha() and not letter.isascii()
         if lost > letters / 2:
@@ -290,7 +290,7 @@ class LoadedTask(Task):
             for name in columns:
                 written[name] = [list(map(str, as_list(row[name]))) for row in rows]
             if entry.target in written:
-                written[entry.target] = [registry.reference_texts(self.name, entry, row)[0] for row in rows]
+                written[entry.target] = [row_texts.reference_texts(self.name, entry, row)[0] for row in rows]
             tokenised = datasets.Dataset.from_dict(written).map(
                 tokenize,
                 batched=True,

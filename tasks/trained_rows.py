@@ -12,7 +12,7 @@ import heapq
 from dataclasses import dataclass
 
 from tasks.entry import TaskEntry
-from tasks.registry import reference_texts
+from tasks.row_texts import reference_texts
 
 MOST_HASHES = 4096  # in task.json: 45 kB
 _BYTES = 5

@@ -33,7 +33,7 @@ from foundry.common.reports import end_summary, first_line, read_json, write_asi
 from foundry.common.terminal import say
 from foundry.common.words import mean_and_deviation
 from tasks.named import find_entry
-from tasks.registry import value_of_text
+from tasks.row_texts import value_of_text
 
 GLUE = {name: find_entry("glue", name) for name in DATASET_VALS["glue"]}
 TASKS = [name for name, entry in GLUE.items() if not entry.train_with]

@@ -172,7 +172,7 @@ class Pairs:
     def made_pairs(self) -> Iterator[dict]:
         """Those that a model made one side of."""
         from foundry.corpora.reading import read_rows
-        from tasks.registry import joined_text
+        from tasks.row_texts import joined_text
         from tasks.rows import value_of
 
         args, column = self.args, self.args.text_column or "source"

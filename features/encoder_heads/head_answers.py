@@ -46,7 +46,7 @@ from tasks.answer_job import AnswerJob
 from tasks.entry import TaskEntry
 from tasks.model_folders import LoadedEncoder
 from tasks.predictions import AnswerFile, InputReader, recorded_task
-from tasks.registry import reference_texts
+from tasks.row_texts import reference_texts
 from tasks.task import LoadedTask
 from tasks.task_records import read_record, recorded_fields, recorded_rows
 

@@ -26,7 +26,7 @@ from features.encoder_heads.tagged_texts import RowFormat, Tagged
 from foundry.common.errors import UserError
 from tasks.entry import TaskEntry
 from tasks.metrics.scoring import score_predictions
-from tasks.registry import number_text, target_text, value_of_text
+from tasks.row_texts import number_text, target_text, value_of_text
 
 MOST_SHOWN = 8  # labels that a plan names
 

@@ -33,7 +33,7 @@ from foundry.corpora.files import ROW_SUFFIXES, data_kind, expand_files, is_plai
 from foundry.corpora.hub import DataFiles, load_dataset_splits
 from foundry.corpora.reading import open_parquet, python_rows, read_any_rows, read_rows
 from foundry.report.lengths import percent
-from tasks import registry
+from tasks import row_texts
 from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
 from tasks.own_pairs import (
@@ -265,8 +265,8 @@ class HeadTasks(Tasks):
             return Class(task.entry.labels, task.entry, pooling)
         rows, named = self.read("train"), self.args.labels
         if head == "number":
-            texts = [registry.target_text(task.name, task.entry, row) for row in rows]
-            numbers = np.array([registry.value_of_text(task.entry, text) for text in texts])
+            texts = [row_texts.target_text(task.name, task.entry, row) for row in rows]
+            numbers = np.array([row_texts.value_of_text(task.entry, text) for text in texts])
             return Number(["number"], task.entry, pooling, float(numbers.mean()), float(numbers.std()) or 1.0)
         if head == "tokens":
             meant = meant_tags({tag for row in rows for tag in row["labels"] if tag is not None})
@@ -326,7 +326,7 @@ class HeadTasks(Tasks):
 
     def text_of(self, row: Any) -> str:
         """What the model reads of a row."""
-        return row["tagged"].text if "tagged" in row else registry.source_text(self.tasks[0].entry, row)
+        return row["tagged"].text if "tagged" in row else row_texts.source_text(self.tasks[0].entry, row)
 
     @property
     def summarise(self) -> None:

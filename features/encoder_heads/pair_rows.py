@@ -24,7 +24,7 @@ from foundry.common.words import comma_words, listed
 from foundry.modeling.families import family_of, shape_of
 from foundry.training.batching import padding_collator
 from foundry.training.evaluation import EvaluationTask
-from tasks import registry
+from tasks import row_texts
 from tasks.examples import encode_lists
 from tasks.mixture import TaskData, Tasks
 from tasks.own_pairs import column_names, names_own_pairs
@@ -138,7 +138,7 @@ class LoadedPairs(LoadedTask):
             for place, text in enumerate(texts[1:]):
                 known[text] = more[0][number, place]
         for number in rows:
-            source = registry.source_text(self.entry, self.rows[split][number])
+            source = row_texts.source_text(self.entry, self.rows[split][number])
             sources.append(source)
             known[source] = embeddings[number, 0]
         loss = {"loss": self.embedder.mean_loss(embeddings, scores, self.negatives(split))}
@@ -148,7 +148,7 @@ class LoadedPairs(LoadedTask):
 
     def targets(self, split: str) -> list[list[str]]:
         """The right targets of each row: one or several."""
-        found = [registry.reference_texts(self.name, self.entry, row) for row in self.rows[split]]
+        found = [row_texts.reference_texts(self.name, self.entry, row) for row in self.rows[split]]
         return [[first, *filter(None, more)] for first, *more in found]
 
     def negatives(self, split: str) -> list[int]:

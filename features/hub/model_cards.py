@@ -21,7 +21,7 @@ from foundry.publishing.records import task_of_run
 from foundry.training.rows_read import tokens_at
 from tasks.entry import TaskEntry
 from tasks.named import first_entry, task_names
-from tasks.registry import source_text
+from tasks.row_texts import source_text
 
 TEMPLATE = Path(__file__).with_name("model_card.md.j2")
 _NO_RESULT = ("_runtime", "_per_second", "_time", "_samples")

@@ -102,7 +102,7 @@ class AnswerMeasures(Measures):
     def measured(entry: Any, measure: Callable) -> Callable:
         """An undesirable answer is no reference: in all but PREFERENCE_METRICS its row does not count."""
         from features.preferences.losses import Preference, evaluated
-        from tasks.registry import column_value
+        from tasks.row_texts import column_value
 
         is_good = ComparedAnswers.columns(entry).get("desirable")
 

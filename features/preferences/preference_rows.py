@@ -6,7 +6,7 @@ from collections import Counter
 from features.preferences import OTHER_ANSWER
 from foundry.common.errors import UserError
 from tasks.entry import TaskEntry
-from tasks.registry import source_text
+from tasks.row_texts import source_text
 from tasks.transforms import read_dialogue
 
 _ASSISTANT = "\n\nAssistant:"  # before each answer of HH-RLHF

@@ -92,7 +92,7 @@ class Rerank(Reranker):
         return {"choice": f"by nats of a token: of the answer, and {weight}of the source by {self.rerank_model}"}
 
     def chooser(self, plan: Any, device: Any) -> Callable:
-        from tasks.registry import source_text
+        from tasks.row_texts import source_text
 
         if self.rerank == "score" and len(plan.entry.inputs) > 1:
             raise UserError(

@@ -20,7 +20,7 @@ from foundry.publishing.exports import export_of
 from tasks.entry import TaskEntry
 from tasks.own_pairs import prefix_of
 from tasks.predictions import recorded_task
-from tasks.registry import source_text
+from tasks.row_texts import source_text
 
 
 def task_of_channel(model: str, task: str | None, prefix: str | None) -> TaskEntry:

@@ -22,7 +22,7 @@ from foundry.runs.samples import SampleSections
 from foundry.training.drawn_answers import ROW, SOURCES, draw_answers
 from foundry.training.flow import SumsCallback
 from tasks.examples import decode_texts
-from tasks.registry import reference_texts, source_text
+from tasks.row_texts import reference_texts, source_text
 
 if TYPE_CHECKING:
     from features.rewards import RewardLearning

@@ -21,7 +21,7 @@ from tasks.examples import references_of
 from tasks.metrics.general import mean_of_best
 from tasks.metrics.scoring import METRICS, OF_SETS, check_metrics, is_greater_better, score_predictions
 from tasks.metrics.words import bleu_tokenizer, script_of
-from tasks.registry import reference_texts, source_text
+from tasks.row_texts import reference_texts, source_text
 
 OF_ENTRY = "entry"  # the function `reward` of the task's entry
 _OF_ROWS = [name for name in METRICS if name not in OF_SETS]

@@ -22,7 +22,7 @@ from foundry.corpora.files import say_once
 from foundry.corpora.hub import class_names_of
 from foundry.corpora.reading import as_list, class_names
 from foundry.report.report import Report
-from tasks import examples, registry
+from tasks import examples, row_texts
 from tasks.entry import TaskEntry
 from tasks.mixture import TaskData, Tasks
 from tasks.own_pairs import has_validation_files
@@ -139,7 +139,7 @@ class StreamedTaskData(TaskData):
         rows = sampled_rows(task, self.corpus)
         if rows:
             task.rows, task.data = {"train": rows} | task.rows, {"train": tokenised_rows(task, rows)} | task.data
-            task.sources = {"train": [registry.unprefixed_text(task.entry, row) for row in rows]} | task.sources
+            task.sources = {"train": [row_texts.unprefixed_text(task.entry, row) for row in rows]} | task.sources
             task.trained = TrainedRows.of_rows(task.entry, rows, task.sources["train"])
         task.files = {"train": [getattr(self.corpus, "files", None)]} | task.files
         known_in = "among the streamed rows that were tried"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tasks.metrics.words import options_of, script_of
-from tasks.registry import INVALID
+from tasks.row_texts import INVALID
 
 
 # ---------------------------------------------------------------- on class indices [N] and numbers [N]

@@ -24,7 +24,7 @@ from foundry.features import features_of
 from tasks.entry import TaskEntry
 from tasks.metrics import answers, general
 from tasks.metrics.extra_metric import ExtraMetric
-from tasks.registry import INVALID, number_text, value_of_text
+from tasks.row_texts import INVALID, number_text, value_of_text
 
 logger = logging.getLogger(__name__)
 TRIED_ROWS = 8  # first rows on which metrics from outside `METRICS` are tried before training

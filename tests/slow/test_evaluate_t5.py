@@ -32,7 +32,7 @@ from foundry.corpora.trained_text import TRAINED_TEXT
 from foundry.model_t5 import build_config, create_model
 from foundry.training.optimizers import AdamWRMSScaled
 from tasks.named import find_entry
-from tasks.registry import source_text
+from tasks.row_texts import source_text
 from tasks.rows import load_rows
 from tools import report_glue
 

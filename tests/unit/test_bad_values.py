@@ -17,7 +17,7 @@ from foundry.common.ranks import lonely_task
 from foundry.corpora.files import check_file, expand_files
 from foundry.model_t5 import parse_overrides
 from tasks.entry import TaskEntry
-from tasks.registry import empty_texts
+from tasks.row_texts import empty_texts
 
 ENTRY = dict(
     prefix="colour",

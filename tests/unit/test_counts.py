@@ -26,8 +26,8 @@ from foundry.report.files import groups_of_files, kinds_of, odd_file
 from foundry.report.preview import LINES
 from foundry.report.repeats import LONG_RUN, counted, counted_documents
 from tasks.entry import TaskEntry
-from tasks.registry import unprefixed_text
 from tasks.repeated_rows import described_known_rows, described_repeated_rows
+from tasks.row_texts import unprefixed_text
 from tasks.trained_rows import TrainedRows
 
 EMPTY = [0, 0, 0, {}]

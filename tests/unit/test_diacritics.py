@@ -10,7 +10,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.corpora.reading import as_list
 from tasks.metrics.scoring import METRICS
 from tasks.named import find_entry
-from tasks.registry import source_text, target_text
+from tasks.row_texts import source_text, target_text
 from tasks.rows import load_rows
 from tasks.transforms import TRANSFORMS, strip_diacritics
 

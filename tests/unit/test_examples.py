@@ -29,7 +29,7 @@ from tasks.entry import TaskEntry
 from tasks.examples import answer_texts, build_tokenize_function, class_label_ids, task_metrics
 from tasks.metrics.scoring import METRICS, check_metrics
 from tasks.named import check_task, find_entry
-from tasks.registry import source_text, target_text
+from tasks.row_texts import source_text, target_text
 from tasks.rows import load_rows, nested_rows
 from tasks.task import LoadedTask, Task
 from tools import installed_docs

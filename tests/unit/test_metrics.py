@@ -33,7 +33,7 @@ from tasks.metrics.answers import final_number, is_same_referent
 from tasks.metrics.scoring import METRICS, check_metrics, score_predictions, signatures, try_metrics
 from tasks.metrics.words import remarks, script_of
 from tasks.named import find_entry
-from tasks.registry import found_numbers, number_text, value_of_text
+from tasks.row_texts import found_numbers, number_text, value_of_text
 
 GLUE = {name: find_entry("glue", name) for name in ("cola", "mrpc", "stsb")}
 TASKS = [(f"{family}_{name}", name, task) for family, tasks in DATASET_VALS.items() for name, task in tasks.items()]

@@ -35,8 +35,8 @@ from tasks.entry import TaskEntry, as_source
 from tasks.mixture import TaskData, Tasks
 from tasks.named import check_tasks
 from tasks.predictions import InputReader, recorded_task
-from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
+from tasks.row_texts import reference_texts, source_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
 from tasks.task_records import recorded_flags, task_record

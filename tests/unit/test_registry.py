@@ -27,7 +27,7 @@ from tasks.examples import build_tokenize_function, task_metrics
 from tasks.metrics import scoring
 from tasks.mixture import Tasks
 from tasks.named import find_entry
-from tasks.registry import reference_texts, source_text, target_text
+from tasks.row_texts import reference_texts, source_text, target_text
 from tasks.rows import load_rows
 from tasks.task import LoadedTask, Task
 from tasks.transforms import TRANSFORMS, pad_punctuation

@@ -30,7 +30,7 @@ from foundry.report.losses import CHANGED, MOST_TEXTS, UNKNOWN, Losses, TextSamp
 from tasks.entry import TaskEntry
 from tasks.examples import decode_texts, tokenizer_losses
 from tasks.metrics.scoring import METRICS
-from tasks.registry import target_text
+from tasks.row_texts import target_text
 
 ODD = {
     "line break": "- red\n- blue",

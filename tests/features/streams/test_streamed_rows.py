@@ -40,8 +40,8 @@ from foundry.features import Features, features_of
 from tasks.entry import TaskEntry
 from tasks.mixture import Tasks
 from tasks.named import find_entry
-from tasks.registry import reference_texts, source_text
 from tasks.row_source import tasks_of
+from tasks.row_texts import reference_texts, source_text
 from tasks.task import Task
 
 setUpModule = test_data_t5.setUpModule
