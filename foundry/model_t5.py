@@ -145,13 +145,17 @@ def create_model(config: PreTrainedConfig, attn_implementation: str | None = Non
 
 
 def get_model(
-    args: Any, tokenizer: PreTrainedTokenizerBase, dropout: float | None = None, features: Features = NO_FEATURES
+    args: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    default_dropout: float | None = None,
+    features: Features = NO_FEATURES,
 ) -> tuple[PreTrainedModel, str | None]:
     """(model, summary of a switched vocabulary or None): the checkpoint that the flags name, or a new model whose
     vocabulary fits the tokenizer.
 
-    args: the ModelArguments. dropout: the rate if args give none; the saved configuration then keeps its own (T5 v1.1
-    was pre-trained with 0 and is fine-tuned with 0.1). None: the rate of args goes into the configuration, too.
+    args: the ModelArguments. default_dropout: the job's rate, which a rate of args replaces; the saved configuration
+    keeps its own, from which fine-tuning begins (T5 v1.1 was pre-trained with 0 and is fine-tuned with 0.1). None: the
+    model's rate, and a rate of args goes into the configuration too.
     ValueError if tokenizer and model do not fit.
     """
     changed = None
@@ -171,14 +175,14 @@ def get_model(
         model = model_source(features).created(config, args.attn_implementation)
         model = model or create_model(config, args.attn_implementation)
     fit_vocabulary(model, tokenizer)
-    _adjust(model, args, dropout, features, changed)
+    _adjust(model, args, default_dropout, features, changed)
     return model, changed
 
 
 def planned_model(
     args: Any,
     tokenizer: PreTrainedTokenizerBase | None,
-    dropout: float | None = None,
+    default_dropout: float | None = None,
     features: Features = NO_FEATURES,
 ) -> PreTrainedModel:
     """The model that `get_model` will give, without memory for its weights (on the meta device): its shapes, its
@@ -196,20 +200,22 @@ def planned_model(
         model = model or create_model(config, args.attn_implementation)
     if args.model_name_or_path:
         leave_out_layers(model, parse_overrides(args.config_overrides))
-    _adjust(model, args, dropout, features)
+    _adjust(model, args, default_dropout, features)
     return model
 
 
 def _adjust(
-    model: PreTrainedModel, args: Any, dropout: float | None, features: Features, vocabulary: str | None = None
+    model: PreTrainedModel, args: Any, default_dropout: float | None, features: Features, vocabulary: str | None = None
 ) -> None:
-    """Decides what of a model is trained, and with which dropout, as the flags ask; dropout as in `get_model`.
+    """Decides what of a model is trained, and with which dropout, as the flags ask; default_dropout as in `get_model`.
     vocabulary: as of `Weights.adapt`."""
     weights_of(features).adapt(model, args.model_name_or_path, vocabulary)
-    rate = dropout if args.dropout_rate is None else args.dropout_rate
+    rate = args.dropout_rate
+    if rate is None:
+        rate = parse_overrides(args.config_overrides).get("dropout_rate", default_dropout)
     if rate is not None:
         set_dropout(model, rate)
-    if dropout is None and rate is not None:
+    if default_dropout is None and rate is not None:
         model.config.dropout_rate = rate
         if hasattr(model.config, "attention_dropout"):  # T5's dropout_rate is its attention's too
             model.config.attention_dropout = rate

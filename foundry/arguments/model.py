@@ -36,7 +36,11 @@ class ModelArguments:
     )
     train_only: str | None = option(None, "Train only weights whose names match this pattern, such as cross_attn.")
     dropout_rate: float | None = option(
-        None, "Dropout rate. Not set: 0 in pre-training, else the model's.", at_least=0, below=1
+        None,
+        "Dropout rate. Not set: 0 in pre-training (config.json keeps its own) and for preferences and rewards, else "
+        "the model's.",
+        at_least=0,
+        below=1,
     )
     attn_implementation: str | None = option(
         None, "Attention of every layer; some need dropout 0.", choices=ATTENTION_IMPLEMENTATIONS, auto=True

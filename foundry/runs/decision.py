@@ -88,12 +88,12 @@ def resolve_flags(
 
 def build_model(run: Decision, tokenizer: PreTrainedTokenizerBase) -> tuple[PreTrainedModel, str | None]:
     """(model with its weights, ready to be trained as decided; summary of a switched vocabulary, or None)."""
-    features, dropout = run.args.features, run.args.default_dropout
+    features, default_dropout = run.args.features, run.args.default_dropout
     if tokenizer is not run.tokenizer:  # it was trained on the text, or an objective such as UL2 added its mode tokens
-        config = planned_model(run.model, tokenizer, dropout, features).config
+        config = planned_model(run.model, tokenizer, default_dropout, features).config
         for feature in features:
             feature.check(run.args, config, tokenizer)
-    model, vocabulary = get_model(run.model, tokenizer, dropout, features)
+    model, vocabulary = get_model(run.model, tokenizer, default_dropout, features)
     if not run.args.dry_run:  # which needs no quantised weights
         weights_of(features).hold(model, run.args.device, bool(run.args.bf16))
     use_speed(run.speed, model, run.args)

@@ -73,6 +73,18 @@ class DecisionTest(parameterized.TestCase):
         _, _, err = run_main(script.main, *argv, "--overwrite_output_dir", code=2)
         self.assertIn("weights cannot be read", err)
 
+    @parameterized.parameters(
+        ("", None, 0.0, 0.1),
+        ("dropout_rate=0.2", None, 0.2, 0.2),
+        ("dropout_rate=0.2", 0.0, 0.0, 0.2),  # trained without, and to be fine-tuned with it
+        ("", 0.3, 0.3, 0.1),
+    )
+    def test_dropout_of_pre_training(self, overrides, given, trained, saved):
+        """A rate in --config_overrides is trained with, where --dropout_rate names no other."""
+        args = ModelArguments(config_name="tiny", config_overrides=overrides, dropout_rate=given, vocab_size=300)
+        model = planned_model(args, None, 0.0)
+        self.assertEqual((dropout_of(model), model.config.dropout_rate), (trained, saved))
+
     @parameterized.parameters(*(name for name in FAMILIES if "longt5" not in name))  # which has no tokenizer there
     def test_the_planned_model_is_the_one_that_is_built(self, family):
         write_checkpoint(self.folder / "model", family)

@@ -222,7 +222,7 @@ class ScriptTest(parameterized.TestCase):
         (folder / "bare").mkdir()
         model_of(False).save_pretrained(folder / "bare")
         args = ModelArguments(model_name_or_path=str(folder / "bare"), tokenizer_name=str(folder / "old"))
-        model, said = get_model(args, OLD, dropout=0.0)
+        model, said = get_model(args, OLD, default_dropout=0.0)
         self.assertIn("it gets that of --tokenizer_name", said)
         self.assertEqual(model.config.vocab_size, 64)
         argv[argv.index("--max_steps") + 1] = "3"
