@@ -62,7 +62,7 @@ DEFAULT_RECIPE = Path(__file__).parent / "recipes" / "fine_tune_installed_docs.y
 def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, FineTuningArguments, Tasks]:
     """The flags of model, task and training from recipe and command line, checked, with the defaults of the job; and
     the tasks, of which no row is read yet but those that show the columns and classes of own pairs."""
-    model, data, args, *features = parse_arguments(
+    model_args, task_args, args, *features = parse_arguments(
         FLAGS,
         argv,
         default_recipe=str(DEFAULT_RECIPE),
@@ -70,17 +70,17 @@ def parse_flags(argv: list[str] | None) -> tuple[ModelArguments, TaskArguments, 
         starts_anew=("model_name_or_path", "config_name", "task", "benchmark", "dataset_name", *SOURCES),
     )
     args = args.replaced(features=Features(features))
-    check_model(model)
-    tasks = tasks_of(args.features, data)
-    if not (model.model_name_or_path or model.config_name or all(task.entry.builtin for task in tasks)):
+    check_model(model_args)
+    tasks = tasks_of(args.features, task_args)
+    if not (model_args.model_name_or_path or model_args.config_name or all(task.entry.builtin for task in tasks)):
         raise UserError(
             f"--model_name_or_path: name the model to start from, such as {fitting_flan_t5(args)}, which fits here "
             "(docs/fine_tune.md), or give --config_name for one from scratch"
         )
     args = args.replaced(**tasks.flags(args))
-    model = with_source(model)
-    args = resolve_training(args, tasks.job(bool(model.model_name_or_path)), data, model)
-    return model, tasks.args, args, tasks
+    model_args = with_source(model_args)
+    args = resolve_training(args, tasks.job(bool(model_args.model_name_or_path)), task_args, model_args)
+    return model_args, tasks.args, args, tasks
 
 
 def with_source(model: ModelArguments) -> ModelArguments:
@@ -96,14 +96,14 @@ def with_source(model: ModelArguments) -> ModelArguments:
 
 def decide(argv: list[str] | None) -> tuple[Decision, Tasks]:
     """(what this run does, decided from flags, the model's shape, the machine and --output_dir; its tasks)."""
-    model, data, args, tasks = parse_flags(argv)
+    model_args, task_args, args, tasks = parse_flags(argv)
     packed = "--packing true" if args.packing else None
-    tokenizer = named_tokenizer(model)
-    if data.max_target_length == AUTO:
+    tokenizer = named_tokenizer(model_args)
+    if task_args.max_target_length == AUTO:
         tasks.fit_targets(tokenizer)
     batches = BatchLengths(*tasks.most_tokens(tokenizer), 0, packed, packable=tasks.packable)
-    title = f"fine-tuning on {data.benchmark}/{data.dataset_name}"
-    return resolve_flags(title, model, data, args, tokenizer, batches), tasks
+    title = f"fine-tuning on {task_args.benchmark}/{task_args.dataset_name}"
+    return resolve_flags(title, model_args, task_args, args, tokenizer, batches), tasks
 
 
 def trained_tokenizer(run: Decision, tasks: Tasks) -> PreTrainedTokenizerBase:
@@ -142,11 +142,11 @@ def main(argv: list[str] | None = None) -> dict:
         task_record=data.record(run.model.model_name_or_path),
     )
     origin = run.model.tokenizer_name or run.model.model_name_or_path or "trained on the sources and targets"
-    rows = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
-    rows["search"] = trainer.described_search() if generates else None
+    plan = {"from": run.source, "tokenizer": described_tokenizer(tokenizer, origin), "vocabulary": vocabulary}
+    plan["search"] = trainer.described_search() if generates else None
     if start := run.model.model_name_or_path:
-        rows["earlier task"] = other_task(start, [task.entry for task in tasks])
-    return TrainingRun(run, trainer, data, rows).execute("evaluate_t5.py")
+        plan["earlier task"] = other_task(start, [task.entry for task in tasks])
+    return TrainingRun(run, trainer, data, plan).execute("evaluate_t5.py")
 
 
 if __name__ == "__main__":

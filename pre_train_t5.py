@@ -115,10 +115,10 @@ def main(argv: list[str] | None = None) -> dict:
 
         samples = (run.args.output_dir, tokenizer, text.validation, objective, run.args.num_samples)
         trainer.add_callback(SamplesCallback(*samples, show=partial(show_table, trainer)))
-    rows = {"vocabulary": vocabulary}
+    plan = {"vocabulary": vocabulary}
     # A model of ready-made ids cannot read the text of the built-in task.
     script = "predict_t5.py --interactive" if ids_offset(tokenizer) else "fine_tune_t5.py"
-    return TrainingRun(run, trainer, text, rows).execute(script)
+    return TrainingRun(run, trainer, text, plan).execute(script)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Decides what a run is before any text or weight is read, in one frozen record.
 
-run = decide(argv)         # in the scripts: the flags, and what `resolve_flags` makes of them
+run = decide(argv)         # in pre_train_t5.py; fine_tune_t5.py has `run, tasks`: flags through `resolve_flags`
 run.args.learning_rate     # every flag has its final value, and nothing changes one later
 """
 
