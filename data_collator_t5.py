@@ -4,6 +4,9 @@ The pure functions follow T5's own definition (Raffel et al. 2020, section 3.1.4
 masks begin with kept tokens and end with a masked span, sentinels come in order from <extra_id_0> on, inputs and
 targets end in EOS, and there is no closing sentinel. All lengths are therefore fixed and no batch is ever padded.
 
+Here too, for all files that need them: what a tokenizer's special tokens are (`find_bos_id`, `find_sentinel_ids`,
+`is_byte_level`, `vocabulary_size`).
+
 Legend of shapes: B batch, R raw tokens of a chunk, S source (input) length, T target length, K masked spans of a chunk.
 """
 

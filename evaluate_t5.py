@@ -182,6 +182,7 @@ def predict_split(job: LoadedJob, trainer: T5Trainer, split: str) -> tuple[list[
     task, generated = job.task, trainer.args.predict_with_generate
     scored = "labels" in task.data[split].column_names
     prefix = f"{task.name}_{split}" if trainer.args.do_predict else job.task.prefix(split)
+    # The trainer serves all splits of the job; each has references of its own.
     trainer.compute_metrics = task.evaluation_task(split, generated).compute_metrics if scored else None
     output = trainer.predict(task.data[split], metric_key_prefix=prefix)
     answers = answer_texts(task.entry, task.tokenizer, generated, output.predictions)
@@ -292,6 +293,7 @@ def pre_training_to_score(argv: list[str] | None) -> dict | None:
 @exit_on_user_error()
 def main(argv: list[str] | None = None) -> dict:
     """Runs the script; returns what it writes to all_results.json."""
+    # What the model's folder holds says which flags there are, so two look into it before the command line is parsed.
     if (answers := answers_of_folder(argv)) is not None:
         return answers.evaluate(argv, DATACLASSES, __doc__)
     if (pre_training := pre_training_to_score(argv)) is not None:

@@ -35,7 +35,8 @@ from tasks.row_texts import source_text, value_of_text
 
 @dataclass
 class Plan:
-    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`.
+    """How inputs are answered: the flags, the task's entry and reader, the tokenizer, and the search of `generate`. The
+    plan that is printed is `summary`'s.
 
     folder: has the tokenizer and task.json. limit_from: what says how many tokens an answer may have. choose: which of
     several texts is the answer, once the engine is loaded. lengths: {tokens of a text, cut at --max_source_length: how

@@ -60,8 +60,8 @@ def named_models(argv: Sequence[object] | None) -> list[str]:
 
 
 def answers_of_folder(argv: Sequence[object] | None) -> Any | None:
-    """The Answers of the feature that trained the model of the command line; None: no feature needs to, or the own way
-    will say what is wrong with task.json. UserError for several models of which one is such a model."""
+    """The FolderAnswers of the feature that trained the model of the command line; None: no feature needs to, or the
+    own way will say what is wrong with task.json. UserError for several models of which one is such a model."""
     models = named_models(argv)
     for folder in map(Path, models):
         record = {}

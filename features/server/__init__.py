@@ -3,8 +3,8 @@
     python predict_t5.py --serve --model_name_or_path out/messages --port 8000     # on 127.0.0.1
     curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -d '{"prompt": "how are you"}'
 
-app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits and
-counts it, encoded_texts.py does these three for encoders. docs/use.md describes it.
+app.py has the addresses, completions.py reads a request and makes its response, waiting_texts.py answers what waits
+(continuous batching) and counts it, encoded_texts.py does these three for encoders. docs/use.md describes it.
 """
 
 import re

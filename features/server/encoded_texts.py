@@ -45,8 +45,8 @@ class Embeddings(Classify):
 
 @dataclass(eq=False, kw_only=True)
 class EncodedText(WaitingText):
-    """An input of an encoder. uncut_length: how many tokens it had before it was cut. known: what `Encoder.answer` must
-    know. found: its answer."""
+    """An input of an encoder. uncut_length: how many tokens it had before it was cut. known: what
+    `LoadedEncoder.answer` must know. found: its answer."""
 
     uncut_length: int = 0
     known: Any = None

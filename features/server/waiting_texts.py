@@ -1,5 +1,8 @@
 """Answers texts that wait together: `TextBatches`, a thread that asks the Engine; and what it counts for /metrics.
 
+Batches are continuous: a text that comes while others are answered takes the first free place (`more` of the loop in
+foundry/modeling/decoding.py), where the engine can.
+
 A text has the same answer alone and in any batch. A drawn answer repeats with its seed in any batch too: each text has
 random numbers of its own, as in predict_t5.py.
 """
@@ -230,7 +233,7 @@ class TextBatches(threading.Thread):
         search take more. What is done leaves it: it may go on for days."""
         first = batch[0]
         more, settings = None, dict(num_return_sequences=first.count, max_new_tokens=max(text.limit for text in batch))
-        if first.beams == 1:
+        if first.beams == 1:  # more are those of the server's start: AnswerFinder's own settings, from `Plan.search`
             settings |= dict(num_beams=1, do_sample=False)
             for text in batch:
                 text.watch = partial(self._watch, text)

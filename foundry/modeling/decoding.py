@@ -3,10 +3,11 @@
     search = Search.of(model, max_new_tokens=32, num_beams=4)
     answers([Layers(model)], [Source(ids, limit=32), ...], search, slots=16)   # fills source.answers
 
-One loop for all: each step computes the next token of every row, and a source whose answers have ended gives its slot
-to the next one at once. What is computed is that of transformers' `generate`, and its own processors apply the rules of
-generation_config.json (no_repeat_ngram_size, suppress_tokens ...). The layers of several models are an ensemble
-(ensemble.py): each has a cache of its own, and all else is done once.
+One loop for all, greedy, sampling and beam search, with continuous batching: each step computes the next token of every
+row, and a source whose answers have ended gives its slot to the next one at once. What is computed is that of
+transformers' `generate`, and its own processors apply the rules of generation_config.json (no_repeat_ngram_size,
+suppress_tokens ...). The layers of several models are an ensemble (ensemble.py): each has a cache of its own, and all
+else is done once.
 
     sources waiting --encoder--> slots --step--> logits [N, V] --rules--> tokens [N] --ended--> source.answers
        ^                            |_______________________________________|

@@ -1,4 +1,4 @@
-"""Compares an exported model with PyTorch on real texts.
+"""`Format`, a format of exports; and the comparison of an exported model with PyTorch on real texts.
 
 `compare_outputs`: an encoder, or an encoder with a head, has PyTorch's output within a tolerance.
 `compare`: an engine must write PyTorch's greedy tokens, and give them the same log-probabilities within a tolerance.

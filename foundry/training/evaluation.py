@@ -252,4 +252,5 @@ def _search_of(trainer: Any) -> dict[str, Any]:
         search["max_length"] = trainer.longest_answer
     if trainer.args.generation_cache == "static":
         search["cache_implementation"] = "static"
+    # transformers' evaluate and predict put --generation_num_beams there (trainer_seq2seq.py), as num_beams.
     return search | trainer._gen_kwargs

@@ -273,7 +273,7 @@ class TrainingRows:
         seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         strategy = self.args.train_sampling_strategy
         has_sampler = isinstance(dataset, OrderedRows)
-        if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.complete refuses
+        if has_sampler and strategy == "sequential":  # not for a mixture, which Tasks.flags refuses
             return dataset.sampler(seed, batch, in_order=True)
         if strategy == "group_by_length":
             return GroupedSampler(row_lengths(dataset).tolist(), seed, self.begun_at.group or batch)
