@@ -219,7 +219,9 @@ def _arguments(
 ) -> dict[str, tuple]:
     """{name: (predictions, references)} of a task, with `context` or `script` as the third where the name says so.
 
-    - "texts", "lists": texts with one reference, or a list of references, for each row; both lists if any has several
+    - "texts": of an entry's function or a module of `evaluate`: texts with one reference for each row, or a list of
+      them for each if any row has several
+    - "lists": of METRICS: texts with a list of references for each row
     - "values": class indices or numbers; "positive last": class 1 of two is the positive one. Not of a task of texts
     """
     arguments: dict[str, tuple] = {}
