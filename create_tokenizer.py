@@ -44,6 +44,7 @@ from foundry.common.reports import end_summary, start_summary
 from foundry.common.whole_folders import made_aside
 from foundry.common.words import listed
 from foundry.corpora.characters import Pieces, write_character_tokenizer
+from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import (
     LEAST_COVERAGE,
     MOST_CHARACTERS,
@@ -129,6 +130,7 @@ class TokenizerArguments:
 
 FLAGS = [TokenizerArguments, *features_of("create_tokenizer")]
 _PAIRS = "source_column target_column tsv_header"
+_TEXT_FLAGS = ("train_file", "validation_file", "dataset_name", "dataset_config_name", "text_column", "data_cache_dir")
 _RULES = (
     (
         "byte_fallback normalization character_coverage max_sentences",
@@ -163,15 +165,7 @@ def check_tokenizer(args: TokenizerArguments) -> PreTrainingDataArguments:
         raise UserError(f"--output_dir {args.output_dir} is not empty: name another folder")
     if args.source_column:
         return PreTrainingDataArguments()  # the flags of text are at their defaults, which pairs do not read
-    shared = (
-        "train_file",
-        "validation_file",
-        "dataset_name",
-        "dataset_config_name",
-        "text_column",
-        "max_train_samples",
-        "data_cache_dir",
-    )
+    shared = (*_TEXT_FLAGS, "max_train_samples")
     data_args = PreTrainingDataArguments(**{name: getattr(args, name) for name in shared})
     check_pre_training_data(data_args)
     return data_args
@@ -244,6 +238,17 @@ def write_with_added_tokens(args: TokenizerArguments, folder: Path) -> dict[str,
     return rows | {"written to": args.output_dir, "next": f"python fine_tune_t5.py {flags} ..."}
 
 
+def next_command(script: str, args: TokenizerArguments, names: tuple[str, ...]) -> str:
+    """The command that trains on the same rows with the new tokenizer. names: flags that say which rows these are."""
+    model = args.output_dir if args.config_name else "mini"
+    words = ["python", script, "--tokenizer_name", args.output_dir, "--config_name", model]
+    for field in dataclasses.fields(args):
+        value = getattr(args, field.name)
+        if field.name in names and value != field.default:
+            words += [f"--{field.name}", *map(str, as_list(value))]
+    return shlex.join(words)
+
+
 def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTokenizerBase, dict[str, str | None]]:
     """Writes the tokenizer of the letters of all sources and the symbols of all targets; returns it, and rows of the
     summary."""
@@ -262,13 +267,12 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
     (first,) = examples.as_rows(tokenize(examples.as_columns(rows[:1])))
     print_preview(tokenizer, [[Sample("source", first["input_ids"]), Sample("target", first["labels"])]])
     losses = {"training": examples.tokenizer_losses(task.name, task.entry, tokenizer, rows)}
-    words = ["--train_file", *args.train_file, "--source_column", *args.source_column]
-    words += ["--target_column", *args.target_column]
+    command = next_command("fine_tune_t5.py", args, ("train_file", *_PAIRS.split()))
     return tokenizer, {
         "pairs": f"{len(rows):,}",
         "empty": f"{len(empty):,} targets, of rows {listed(empty)}" if empty else None,
         "lost by the tokenizer": described_losses(losses, own=True),
-        "next": f"python fine_tune_t5.py {shlex.join(words)}",
+        "next": f"{command} --metrics sequence_error_rate,token_error_rate",
     }
 
 
@@ -292,14 +296,11 @@ def write_of_text(
     tokenizer = load_tokenizer(str(folder))
     texts, encode = {"training": sample.texts, "held-out": list(held_out)}, plain_encoder(tokenizer)
     losses = {split: {"documents": round_trip(tokenizer, texts[split], encode)[0]} for split in texts}
-    words = ["--train_file", *args.train_file] if args.train_file else []
-    if args.dataset_name:
-        words += ["--dataset_name", args.dataset_name]
     print_preview(tokenizer, seen.shown(tokenizer))
     return tokenizer, {
         "documents": seen.described(),
         "lost by the tokenizer": described_losses(losses, own=True),
-        "next": f"python pre_train_t5.py {shlex.join(words)}",
+        "next": next_command("pre_train_t5.py", args, _TEXT_FLAGS),
     }
 
 
@@ -324,12 +325,10 @@ def main(argv: list[str] | None = None) -> str:
             tokenizer, rows = write_of_text(args, Features(features), data_args, folder)
         if args.config_name:
             build_config(args.config_name, vocabulary_size(tokenizer)).save_pretrained(folder)
-    model = shlex.quote(args.output_dir) if args.config_name else "mini"
-    next_command = f"{rows.pop('next')} --tokenizer_name {shlex.quote(args.output_dir)} --config_name {model} ..."
     rows["tokens"] = f"{len(tokenizer):,}"
     if sentinels := find_sentinel_ids(tokenizer, required=False).tolist():
         rows["tokens"] += f", sentinels {sentinels[0]} to {sentinels[-1]}"
-    end_summary(rows | {"written to": args.output_dir, "next": next_command}, title="tokenizer")
+    end_summary(rows | {"written to": args.output_dir, "next": rows.pop("next")}, title="tokenizer")
     return args.output_dir
 
 

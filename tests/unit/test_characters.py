@@ -5,7 +5,10 @@ The ids are sentencepiece's own. Text is made here.
 """
 
 import functools
+import itertools
 import json
+import re
+import shlex
 import tempfile
 from pathlib import Path
 
@@ -142,6 +145,25 @@ class SourcesTest(parameterized.TestCase):
         tokenizer = load_tokenizer(str(self.folder / "out"))
         self.assertEqual(tokenizer.tokenize("to be"), list("to▁be"))
         self.assertEqual(encode_targets(tokenizer, ["to be"]), tokenizer(["to be"])["input_ids"])
+
+    @parameterized.parameters(
+        (PAIRS, {"--source_column": 0, "--target_column": 1, "--tsv_header": "false"}),
+        (
+            [("word", "phones"), *PAIRS],
+            {"--source_column": "word", "--target_column": "phones", "--config_name": "tiny"},
+        ),
+    )
+    def test_the_next_command_runs(self, rows, flags):
+        words = itertools.chain.from_iterable(flags.items())
+        pairs = write(self.folder / "my pairs.tsv", rows)
+        printed = make(self.folder / "out", "--train_file", pairs, *words)
+        _, script, *words = shlex.split(re.search("(?m)^next +(.*)$", printed)[1])
+        quiet = ["--report_to", "none", "--use_cpu", "--dry_run", "--output_dir", self.folder / "model"]
+        quiet += ["--data_cache_dir", self.folder / "cache", "--per_device_train_batch_size", 2]
+        _, printed, _ = run_main(fine_tune_t5.main, *words, *quiet, code=0)
+        self.assertEqual(script, "fine_tune_t5.py")
+        self.assertRegex(printed, r"\nrows +7 of 7 train, 1 of 1 validation\n")
+        self.assertRegex(printed, "smallest sequence_error_rate is best")
 
     @parameterized.parameters(
         (["--vocab_size", 60, "--extra_ids", 20], "--vocab_size 60: .* needs [0-9]+ tokens"),
