@@ -255,12 +255,15 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
     shared = ("train_file", "source_column", "target_column", "tsv_header", "max_train_samples", "data_cache_dir")
     (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in shared}))
     task.entry = dataclasses.replace(task.entry, held_out=None)
-    rows, pieces, empty = task.training_rows(), Pieces(), []
+    rows, pieces, empty, unspaced = task.training_rows(), Pieces(), [], []
     for number, row in enumerate(rows, start=1):
         target = row_texts.target_text(task.name, task.entry, row)
         pieces.add(row_texts.source_text(task.entry, row), target)
         if not target.strip():
             empty.append(str(number))
+        elif len(target) > 1 and " " not in target:
+            unspaced.append(target)
+    _refuse_unspaced(args, unspaced, len(rows), pieces)
     write_character_tokenizer(pieces, folder, args.extra_ids, args.vocab_size)
     tokenizer = load_tokenizer(str(folder))
     tokenize = examples.build_tokenize_function(task.name, task.entry, tokenizer, UNCUT, None)
@@ -274,6 +277,17 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
         "lost by the tokenizer": described_losses(losses, own=True),
         "next": f"{command} --metrics sequence_error_rate,token_error_rate",
     }
+
+
+def _refuse_unspaced(args: TokenizerArguments, unspaced: list[str], rows: int, pieces: Pieces) -> None:
+    """UserError if targets are whole words: most have no space, and most of their symbols stand in one row alone."""
+    rare = sum(count == 1 for count in pieces.symbols.values())
+    if 2 * len(unspaced) > rows and 2 * rare > len(pieces.symbols):
+        raise UserError(
+            f"--target_column {','.join(args.target_column)}: {len(unspaced):,} of {rows:,} targets have no space, "
+            f"such as {unspaced[0]}, of which each would be one token: write a space between symbols, as in "
+            f"{' '.join(unspaced[0])}. For a token for each letter, name such texts alone, without --target_column"
+        )
 
 
 def write_of_text(

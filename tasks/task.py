@@ -22,7 +22,7 @@ from foundry.common.whole_folders import cached
 from foundry.corpora.files import say_once
 from foundry.corpora.reading import as_list
 from foundry.corpora.sentinels import SENTINEL
-from foundry.corpora.tokenizers import tokenizer_fingerprint
+from foundry.corpora.tokenizers import target_prefix, tokenizer_fingerprint
 from foundry.features import Column, task_features
 from foundry.report.losses import Losses
 from foundry.report.preview import UNCUT, Sample
@@ -235,6 +235,13 @@ class LoadedTask(Task):
         """Prints a line if ROUGE means little: if rouge_score's tokenizer drops most letters of the targets."""
         rouge = [metric for metric in self.entry.metrics if metric.startswith("rouge")]
         if not rouge or split not in self.entry.eval_splits:
+            return
+        if target_prefix(self.tokenizer):
+            print_once(
+                f"{self._place(split)}: {', '.join(rouge)} counts stems of words of a-z and 0-9 alone, and the "
+                "tokenizer writes targets in symbols: --metrics sequence_error_rate,token_error_rate compares these, "
+                "and the first metric chooses the best model"
+            )
             return
         letters = lost = 0
         for row in self.rows[split]:

@@ -77,7 +77,9 @@ class TaskArguments(*task_features()):  # type: ignore[misc]
     target_type: str | None = option(None, "Own pairs: kind of the targets. Not set: text.", choices=TARGET_TYPES)
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
     positive_label: str | None = option(None, "Own pairs: class that f1 measures. Not set: the second of --labels.")
-    metrics: list[str] | None = option(None, "Own pairs: such as rougeL,bleu; the first chooses the best model.")
+    metrics: list[str] | None = option(
+        None, "Own pairs; the first chooses the best model. Not set: rougeL,bleu; accuracy,f1_macro; pearson,spearman."
+    )
     record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: detected.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")
     skip_rows_where: list[str] | None = option(None, "Own pairs: leave out rows with COLUMN=VALUE, such as label=-.")

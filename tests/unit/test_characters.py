@@ -4,7 +4,9 @@ Each letter of a source is one token and each symbol between spaces of a target,
 The ids are sentencepiece's own. Text is made here.
 """
 
+import contextlib
 import functools
+import io
 import itertools
 import json
 import re
@@ -23,8 +25,11 @@ import fine_tune_t5
 import pre_train_t5
 import predict_t5
 from data_collator_t5 import find_sentinel_ids
+from foundry.arguments.task import TaskArguments
 from foundry.corpora.tokenizers import decoded, encode_targets, load_tokenizer, tokenizer_fingerprint
 from foundry.report.unknown import LetterCounts
+from tasks.mixture import Tasks
+from tasks.task import LoadedTask
 
 # Letters in parts (NFD), jamo and their syllable, ʲ, tie bars, ligature and fullwidth letter, which NFKC would change.
 PAIRS = [
@@ -176,11 +181,15 @@ class SourcesTest(parameterized.TestCase):
         (["--validation_file", "{pairs}"], "--validation_file .*: is for text"),
         (["--target_column", 2], r"pairs.tsv, row 1: no column 2, which task pairs needs; available: 0, 1(?=\n)"),
         (["--train_file", "{three}"], "three.tsv, line 2: 3 fields, the lines before have 2"),
+        (["--train_file", "{unspaced}"], "--target_column 1: 3 of 4 targets .*, such as wɝd, .* w ɝ d"),
         (["--train_file", "{blank}"], "there is no text to take letters from"),
     )
     def test_refused(self, flags, message):
         names = {"pairs": workspace() / "pairs.tsv"}
         names["three"] = write(self.folder / "three.tsv", [PAIRS[0], (*PAIRS[1], "x")])
+        names["unspaced"] = write(
+            self.folder / "unspaced.tsv", [PAIRS[0], ("word", "wɝd"), ("a", "ɑː"), ("bee", "biː")]
+        )
         names["blank"] = write(self.folder / "blank.tsv", [(" ", ""), (" ", "")])
         given = {"--train_file": names["pairs"], "--source_column": 0, "--target_column": 1}
         words = [str(word).format(**names) for word in flags]
@@ -190,6 +199,10 @@ class SourcesTest(parameterized.TestCase):
         printed = make(self.folder / "out", *words, code=2)
         self.assertRegex(printed, f"error: [^\n]*({message})[^\n]*\n$")
         self.assertFalse((self.folder / "out").exists())
+
+    def test_single_symbols_that_repeat_are_no_unspaced_targets(self):
+        pairs = write(self.folder / "pairs.tsv", [("one", "NOUN"), ("two", "NOUN"), ("go", "VERB"), ("see", "VERB")])
+        make(self.folder / "out", "--train_file", pairs, "--source_column", 0, "--target_column", 1)
 
     def test_rows_without_symbols_are_counted_and_named(self):
         pairs = write(self.folder / "pairs.tsv", [PAIRS[0], ("b", ""), PAIRS[1], ("c", " ")])
@@ -241,6 +254,16 @@ class RunsTest(parameterized.TestCase):
         _, _, errors = run_main(predict_t5.main, *predict, inputs, "--output_file", self.folder / "o.jsonl", code=2)
         self.assertRegex(errors, r"error: --input_file .*in.txt: no letter has a token, such as 걸")
         self.assertFalse((self.folder / "o.jsonl").exists())
+
+    @parameterized.parameters((None, True), (["token_error_rate"], False))
+    def test_rouge_of_symbols_is_named(self, metrics, is_named):
+        files = dict(train_file=[str(workspace() / "pairs.tsv")], validation_file=[str(workspace() / "pairs.tsv")])
+        columns = dict(source_column=["0"], target_column=["1"], data_cache_dir=str(self.folder))
+        (task,) = Tasks.of_flags(TaskArguments(**files, **columns, metrics=metrics))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            LoadedTask(task, task.read(["train", "validation"]), load_tokenizer(str(workspace() / "tokenizer")))
+        said = printed.getvalue()
+        self.assertEqual(said.count("--metrics sequence_error_rate,token_error_rate"), is_named, said)
 
     def test_a_text_of_unknown_letters_alone_is_refused(self):
         """Three of 16 tokens are <unk>, of a split whose sources say nothing."""
@@ -294,6 +317,4 @@ class BytesTest(parameterized.TestCase):
         self.assertLess(len(load_tokenizer("bytes")), 300)
 
     def in_folder(self):
-        import contextlib
-
         return contextlib.chdir(self.folder)
