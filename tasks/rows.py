@@ -71,8 +71,7 @@ def load_rows(
     {(column, value): rows that this condition of skip_where leaves out} is added. files: a dictionary that gets {split:
     [the files read]}. most: no more rows than these are read.
     """
-    named, evaluated = own_files(args, entry), entry.eval_splits[0]
-    held_out = entry.held_out and split in ("train", evaluated) and evaluated not in named
+    held_out = is_split_of_training(entry, args, split)
     source = "train" if held_out else split
     reader = SplitReader(name, entry, args, source)
     rows = list(itertools.islice(reader, most))
@@ -92,6 +91,12 @@ def load_rows(
     if entry.merge_references and split != "train":
         return merged_references(entry, rows)
     return rows
+
+
+def is_split_of_training(entry: TaskEntry, args: TaskArguments, split: str) -> bool:
+    """Whether the rows of a split are a part of those that are named for the training."""
+    evaluated = entry.eval_splits[0]
+    return bool(entry.held_out) and split in ("train", evaluated) and evaluated not in own_files(args, entry)
 
 
 def held_out_halves(name: str, entry: TaskEntry, rows: list[dict]) -> tuple[list[dict], list[dict]]:

@@ -33,7 +33,7 @@ from tasks.metrics.scoring import check_metrics, signatures, try_metrics
 from tasks.metrics.words import OF_WORDS, remarks
 from tasks.named import check_tasks
 from tasks.own_pairs import completed
-from tasks.rows import PRODIGY, load_rows
+from tasks.rows import PRODIGY, is_split_of_training, load_rows
 from tasks.trained_rows import TrainedRows
 
 if TYPE_CHECKING:
@@ -82,12 +82,15 @@ class Task:
             left_out: Counter = Counter()
             rows[split] = self.rows_of(split, left_out)
             skipped.update(left_out)
+            what = split
+            if is_split_of_training(self.entry, self.args, split):
+                what = "train and validation"  # what is left out of both is counted before they part, and told once
             if self.name == OWN:
                 for (column, value), count in left_out.items():
                     if column == PRODIGY:
-                        say_once(f"{split}: {count:,} rows are left out, of which the {column} is {value}")
+                        say_once(f"{what}: {count:,} rows are left out, of which the {column} is {value}")
                     else:
-                        say_once(f"{split}: --skip_rows_where {column}={value} leaves out {count:,} rows")
+                        say_once(f"{what}: --skip_rows_where {column}={value} leaves out {count:,} rows")
         if self.name == OWN and "train" in splits and len(splits) > 1:
             for (column, value), count in skipped.items():
                 if not count:

@@ -78,7 +78,7 @@ class TaskArguments(*task_features()):  # type: ignore[misc]
     labels: list[str] | None = option(None, "Own pairs: classes in order, a,b,c. Not set: the rows' classes.")
     positive_label: str | None = option(None, "Own pairs: class that f1 measures. Not set: the second of --labels.")
     metrics: list[str] | None = option(
-        None, "Own pairs; the first chooses the best model. Not set: rougeL,bleu; accuracy,f1_macro; pearson,spearman."
+        None, "Own pairs: the first chooses the best model. Not set: rougeL,bleu; of classes accuracy,f1_macro."
     )
     record_shape: str | None = option(None, "Own pairs: shape of the records. Not set: detected.", choices=SHAPES)
     records: str | None = option(None, "Own pairs: field that holds the rows, such as data.qas; * is any.")

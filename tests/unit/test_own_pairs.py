@@ -326,6 +326,10 @@ class ReadTest(TestCase):
             task.read(["train", "validation"])
         for line in ("train: --skip_rows_where w=0 leaves out 3", "validation: --skip_rows_where w=7 leaves out 1"):
             self.assertIn(line, printed.getvalue())
+        (task,) = self.tasks("--train_file x.jsonl --source_column q --target_column q --skip_rows_where w=1")
+        with contextlib.redirect_stdout(printed):
+            task.read(["train", "validation"])
+        self.assertEqual(printed.getvalue().count("w=1 leaves out 3 rows"), 1)  # of one file, which is parted then
         (task,) = self.tasks(f"{flags} w=zero")
         with self.assertRaisesRegex(UserError, "--skip_rows_where w=zero: no row has this value"):
             task.read(["train", "validation"])
