@@ -160,13 +160,13 @@ class Completions(Service):
             return StreamingResponse(parts, media_type="text/event-stream")
         await self.finished(texts, changed)
         choices = [await self.call(self.reader.choice, *one, body.stop) for one in numbered_choices(prompts, body.n)]
-        head = envelope(self.name, self.reader.warning(body))
+        head = envelope(self.name, self.reader.warning(body, prompts))
         return JSONResponse(head | {"choices": choices, "usage": self.counted(prompts)})
 
     async def stream(self, body: Completion, prompts: list[Prompt], changed: asyncio.Event) -> AsyncIterator[str]:
         """Server-sent events: what each answer has grown by. An answer that is found by beams, is made of pieces, or
         names a class comes whole."""
-        head, reader, over = envelope(self.name, self.reader.warning(body)), self.reader, set()
+        head, reader, over = envelope(self.name, self.reader.warning(body, prompts)), self.reader, set()
         detokenizers = [IncrementalDetokenizer(reader.tokenizer) for _ in numbered_choices(prompts, body.n)]
         sent = [""] * len(detokenizers)
         grows = reader.writes_text and not reader.in_pieces and (reader.beams == 1 or body.temperature)

@@ -254,11 +254,16 @@ class CompletionReader:
         if beams > 1 and body.stop and wants_log_probs:
             raise bad("logprobs: not with stop where answers are found by beams")
 
-    def warning(self, body: Completion) -> str | None:
-        """What a response says of a setting that was followed in part. Clients send 256 tokens where nobody asked."""
+    def warning(self, body: Completion, prompts: list[Prompt]) -> str | None:
+        """What a response says of a setting that was followed in part, and of letters that the model cannot read.
+        Clients send 256 tokens where nobody asked."""
+        said = []
         if (body.max_tokens or 0) > self.limit:
-            return f"max_tokens {body.max_tokens:,}: an answer has at most {self.limit:,}"
-        return None
+            said.append(f"max_tokens {body.max_tokens:,}: an answer has at most {self.limit:,}")
+        sources = [source for prompt in prompts for source in prompt.sources]
+        if unknown := sum(source.count(self.tokenizer.unk_token_id) for source in sources):
+            said.append(f"prompt: {unknown:,} of {sum(map(len, sources)):,} tokens are <unk>, letters without a token")
+        return "; ".join(said) or None
 
     def prompt(self, body: Completion, given: object, place: int, seed: int, told: Callable[[], object]) -> Prompt:
         """A prompt of a request, the one at this place, with its texts. seed: of what is drawn. HTTPException if it

@@ -312,6 +312,8 @@ class ServerTest(TestCase):
             self.assertIn("length", [choice.finish_reason for choice in cut.choices])
             (*_, last) = client.completions.create(model=about.id, prompt="a", max_tokens=7, stream=True)
             self.assertRegex(last.warning, "^max_tokens 7: .* 6")
+            (*_, last) = client.completions.create(model=about.id, prompt="fox 걷", stream=True)
+            self.assertRegex(last.warning, "^prompt: 1 of [0-9]+ tokens are <unk>")
 
     @parameterized.parameters(1, 3)
     def test_an_ensemble(self, beams):
