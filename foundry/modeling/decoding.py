@@ -152,14 +152,14 @@ def unsupported_search_reason(model: PreTrainedModel, **changes: object) -> str 
     return None
 
 
-def drawn(scores: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def drawn(scores: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """The tokens [N] that numbers [N] in [0, 1) draw: of each row of scores [N, V] the first whose cumulated
     probability is larger. nan: the likeliest one."""
     up_to = scores.float().softmax(-1).cumsum(-1, dtype=torch.float64)
     # Behind the last token that may be drawn the sum grows no more.
     last = up_to.lt(up_to[:, -1:]).sum(-1)
-    chosen = torch.minimum(up_to.le(places[:, None] * up_to[:, -1:]).sum(-1), last)
-    return torch.where(places.isnan(), scores.argmax(-1), chosen)
+    chosen = torch.minimum(up_to.le(draws[:, None] * up_to[:, -1:]).sum(-1), last)
+    return torch.where(draws.isnan(), scores.argmax(-1), chosen)
 
 
 # ---------------------------------------------------------------- what is found for a source
@@ -335,15 +335,15 @@ class Decoding:
             place.take(tokens[own], nats[own])
 
     def _drawn(self, scores: torch.Tensor) -> torch.Tensor:
-        places = torch.full((len(scores),), torch.nan, dtype=torch.float64)
+        draws = torch.full((len(scores),), torch.nan, dtype=torch.float64)
         scores, rows = scores.clone(), self.search.rows
         for number, place in enumerate(self.places):
             own, source = slice(number * rows, (number + 1) * rows), place.source
             if source.draws is not None:
-                places[own] = source.draws[:, min(place.length, source.limit - 1)]
+                draws[own] = source.draws[:, min(place.length, source.limit - 1)]
             if source.warp is not None:
                 scores[own] = source.warp(scores[own])
-        return drawn(scores, places.to(scores.device))
+        return drawn(scores, draws.to(scores.device))
 
     def _ruled(self, scores: torch.Tensor) -> torch.Tensor:
         """The scores under the search's rules, which are given rows of one length at a time."""
