@@ -100,9 +100,7 @@ class TokenizerArguments:
         choices=("unigram", CHARACTERS),
     )
     source_column: list[str] | None = option(None, "Characters of pairs: column of the sources, as in fine_tune_t5.py.")
-    target_column: list[str] | None = option(
-        None, "Characters of pairs: column of the targets, symbols with spaces between."
-    )
+    target_column: list[str] | None = option(None, "Characters of pairs: of the targets, symbols with spaces between.")
     tsv_header: bool | None = option(None, "Of pairs: whether line 1 of a .tsv names the columns. Not set: detected.")
     extra_ids: int = option(NUM_SENTINELS, "Characters: number of sentinels.", at_least=0, at_most=MOST_SENTINELS)
     vocab_size: int = option(
