@@ -188,6 +188,7 @@ TRAINING_DEFAULTS["learning preferences" + LORA] = TRAINING_DEFAULTS["learning p
 for _job in ("learning preferences", "learning preferences" + LORA):
     TRAINING_DEFAULTS[_job.replace("preferences", "from rewards")] = TRAINING_DEFAULTS[_job]
 
+PRE_TRAINED, FINE_TUNED = "out/pre_train_t5", "out/fine_tune_t5"  # what trainings write, and other scripts read
 PREEMPTED_EXIT_CODE = 75  # a signal or its time limit stopped the run: the same command resumes it
 TASK_RECORD = "task.json"  # in the folder of a fine-tuned model: what repeats its evaluation (tasks/task_records.py)
 
@@ -198,7 +199,7 @@ BUILTIN_CORPUS = "installed_docs"  # `--dataset_name` of the offline default, ma
 PACKAGE_TOPIC_LABELS = ("matplotlib", "networkx", "nltk", "numpy", "pandas", "scipy", "sklearn", "sympy", "torch")
 PACKAGE_TOPIC_LABELS += ("transformers",)
 # Where fine_tune_t5.py looks for a model if none is named: what pre_train_t5.py and `make demo` write by default.
-DEMO_CHECKPOINTS = ("out/pre_train_t5", "out/demo/pre_train")
+DEMO_CHECKPOINTS = (PRE_TRAINED, "out/demo/pre_train")
 
 
 # ---------------------------------------------------------------- metrics

@@ -26,10 +26,9 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from constants import TASK_RECORD
+from constants import PRE_TRAINED, TASK_RECORD
 from features import FORMATS
 from foundry.arguments.task import OWN, task_arguments
-from foundry.arguments.training import PreTrainingArguments
 from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
@@ -102,7 +101,7 @@ class ExportArguments:
 
     _argument_group_name = "export"
 
-    model_name_or_path: str = option(PreTrainingArguments.output_dir, "Run, checkpoint or Hub name.")
+    model_name_or_path: str = option(PRE_TRAINED, "Run, checkpoint or Hub name.")
     tokenizer_name: str | None = option(None, "Tokenizer. Not set: the checkpoint's own, or that of the folder above.")
     output_dir: str = option("out/export", "Folder to write. Must be empty or overwritten.")
     overwrite_output_dir: bool = option(False, "Replace what --output_dir holds, once the new export is complete.")

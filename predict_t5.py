@@ -34,9 +34,8 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from constants import ATTENTION_IMPLEMENTATIONS, TASK_RECORD
+from constants import ATTENTION_IMPLEMENTATIONS, FINE_TUNED, TASK_RECORD
 from features import BACKENDS
-from foundry.arguments.training import FineTuningArguments
 from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
@@ -73,7 +72,7 @@ class PredictionArguments:
     _argument_group_name = "prediction"
 
     model_name_or_path: str = option(
-        FineTuningArguments.output_dir, "Folder or Hub name of the checkpoint. Several: their ensemble.", several=True
+        FINE_TUNED, "Folder or Hub name of the checkpoint. Several: their ensemble.", several=True
     )
     tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")

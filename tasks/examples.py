@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import EvalPrediction
 
 from constants import IGNORE_INDEX
 from data_collator_t5 import find_bos_id
@@ -32,6 +31,7 @@ from tasks.row_texts import column_value, finite_number, joined_text, reference_
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from transformers import EvalPrediction
 
 _EXACT = ("exact_match", "squad_exact_match")  # metrics that are 1 for the right text alone
 
@@ -319,7 +319,7 @@ def non_canonical_outputs(entry: TaskEntry, tokenizer: PreTrainedTokenizerBase, 
 
 def task_metrics(
     entry: TaskEntry, tokenizer: PreTrainedTokenizerBase, generated: bool, rows: list[dict]
-) -> Callable[[EvalPrediction], dict[str, float]]:
+) -> Callable[["EvalPrediction"], dict[str, float]]:
     """The function from T5Trainer's evaluation output on `rows` to the entry's metrics, loss, token accuracy and what
     features measure.
 

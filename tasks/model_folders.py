@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from constants import TASK_RECORD
+from constants import FINE_TUNED, TASK_RECORD
 from features import ANSWERING
-from foundry.arguments.training import FineTuningArguments
 from foundry.common.by_name import resolve
 from foundry.common.errors import UserError
 from foundry.common.reports import read_json
@@ -54,7 +53,7 @@ def named_models(argv: Sequence[object] | None) -> list[str]:
     """The values of --model_name_or_path on the command line."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flag = ("--model_name_or_path", "--model-name-or-path")
-    parser.add_argument(*flag, nargs="+", default=[FineTuningArguments.output_dir])
+    parser.add_argument(*flag, nargs="+", default=[FINE_TUNED])
     words = list(map(str, sys.argv[1:] if argv is None else argv))
     return parser.parse_known_args(words)[0].model_name_or_path
 

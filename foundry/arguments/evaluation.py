@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from constants import ATTENTION_IMPLEMENTATIONS
+from constants import ATTENTION_IMPLEMENTATIONS, FINE_TUNED
 from foundry.arguments.sharding import flags_of_deepspeed
 from foundry.arguments.text import LONGEST
-from foundry.arguments.training import LARGEST_SEED, TRACKERS, FineTuningArguments, T5TrainingArguments
+from foundry.arguments.training import LARGEST_SEED, TRACKERS, T5TrainingArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.flags import option
 from foundry.corpora.reading import as_list
@@ -46,7 +46,7 @@ class EvaluationArguments:
     _argument_group_name = "evaluation"
 
     model_name_or_path: str = option(
-        FineTuningArguments.output_dir,
+        FINE_TUNED,
         "Folder or Hub name; {task} in it stands for the task, as in out/glue/{task}. Several: their ensemble.",
         several=True,
     )

@@ -12,7 +12,7 @@ from transformers import Seq2SeqTrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 
-from constants import DEFAULT_OPTIMIZER, HARDWARE_PEAKS, OPTIMIZERS, TRAINING_DEFAULTS
+from constants import DEFAULT_OPTIMIZER, FINE_TUNED, HARDWARE_PEAKS, OPTIMIZERS, PRE_TRAINED, TRAINING_DEFAULTS
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.sharding import (
     check_deepspeed,
@@ -313,7 +313,7 @@ def _default_trackers() -> list[str]:
 class PreTrainingArguments(T5TrainingArguments):
     """Defaults of pre-training: nanoT5's settings (docs/defaults.md)."""
 
-    output_dir: str | None = option("out/pre_train_t5", _OUTPUT)
+    output_dir: str | None = option(PRE_TRAINED, _OUTPUT)
     max_steps: int = option(65_536, "Optimizer steps; -1: as many as --num_train_epochs takes.")
     num_train_epochs: float = option(3.0, "Passes over the rows, with --max_steps -1.")
     per_device_train_batch_size: int = option(32, "Sequences per process and forward pass.")
@@ -332,7 +332,7 @@ class PreTrainingArguments(T5TrainingArguments):
 class FineTuningArguments(T5TrainingArguments):
     """Defaults of fine-tuning: a few epochs, evaluated and saved after each, the best one kept."""
 
-    output_dir: str | None = option("out/fine_tune_t5", _OUTPUT)
+    output_dir: str | None = option(FINE_TUNED, _OUTPUT)
     num_train_epochs: float = option(10.0, "Passes over the training rows.")
     per_device_train_batch_size: int = option(32, "Rows per process and forward pass.")
     per_device_eval_batch_size: int = option(64, "Rows per process in evaluation.")
