@@ -30,7 +30,6 @@ from collections.abc import Callable
 from numbers import Real
 from pathlib import Path
 
-from requests.utils import get_netrc_auth
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import INTEGRATION_TO_CALLBACK
 
@@ -74,6 +73,7 @@ def wandb_settings(args: T5TrainingArguments) -> dict[str, str | None]:
     if mode is None:
         # wandb's own check of the login would start its session, which reads the mode only once, before it is decided.
         import wandb
+        from requests.utils import get_netrc_auth
 
         server = os.environ.get("WANDB_BASE_URL") or wandb.Settings().base_url
         # Up to version 0.30 wandb stored the login under the second address.

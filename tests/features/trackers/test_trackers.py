@@ -52,7 +52,7 @@ class TrackingTest(test_trainer_t5.TrainerTest):
         with (
             mock.patch.dict(os.environ, clean | environment, clear=True),
             mock.patch.object(trackers, "is_answered", return_value=answers) as asked,
-            mock.patch.object(trackers, "get_netrc_auth", return_value=("user", "key") if login else None),
+            mock.patch("requests.utils.get_netrc_auth", return_value=("user", "key") if login else None),
         ):
             before = dict(os.environ)
             settings, printed = quietly(wandb_settings, args)
