@@ -358,13 +358,19 @@ def load_model(
 
 
 def load_to_answer(
-    name_or_path: str, attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
+    name_or_path: str,
+    attn_implementation: str | None,
+    features: Features,
+    device: torch.device,
+    bf16: bool,
+    to_bf16: bool = False,
 ) -> PreTrainedModel:
     """`load_model` for evaluation and prediction. Where the weights are held in a format other than float32, an
     adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
-    are not finite, with which all answers would be empty (one pass over the weights)."""
-    as_saved = reads_as_saved(weights_of(features).weight_format())
-    model = load_model(name_or_path, attn_implementation, as_saved, merge=not as_saved)
+    are not finite, with which all answers would be empty (one pass over the weights). to_bf16: the caller casts the
+    weights to bfloat16: those of such a file are not made float32 first, a copy of twice their size."""
+    in_format = reads_as_saved(weights_of(features).weight_format())
+    model = load_model(name_or_path, attn_implementation, in_format or to_bf16, merge=not in_format)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
@@ -375,10 +381,15 @@ def load_to_answer(
 
 
 def load_ensemble(
-    names: Sequence[str], attn_implementation: str | None, features: Features, device: torch.device, bf16: bool
+    names: Sequence[str],
+    attn_implementation: str | None,
+    features: Features,
+    device: torch.device,
+    bf16: bool,
+    **cast: bool,
 ) -> PreTrainedModel:
     """`load_to_answer` of one model, or of several as one (modeling/ensemble.py)."""
-    return ensemble([load_to_answer(name, attn_implementation, features, device, bf16) for name in names])
+    return ensemble([load_to_answer(name, attn_implementation, features, device, bf16, **cast) for name in names])
 
 
 def weights_digest(model: PreTrainedModel) -> str:

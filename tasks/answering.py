@@ -116,11 +116,12 @@ def followed_settings(plan: Plan) -> GenerationConfig:
 def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`."""
     args = plan.args
-    model = load_ensemble(args.models, args.attn_implementation, plan.features, device, args.bf16)
+    bf16 = args.bf16
+    model = load_ensemble(args.models, args.attn_implementation, plan.features, device, bf16, to_bf16=bf16)
     fit_vocabulary(model, plan.tokenizer)
     as_saved = reads_as_saved(weights_of(plan.features).weight_format())
-    model = model.to(device, torch.bfloat16 if args.bf16 and not as_saved else None).eval()
-    mixed = torch.autocast(device.type, torch.bfloat16, enabled=args.bf16 and as_saved)
+    model = model.to(device, torch.bfloat16 if bf16 and not as_saved else None).eval()
+    mixed = torch.autocast(device.type, torch.bfloat16, enabled=bf16 and as_saved)
     use_fast_products(model)
     model.generation_config.max_length = None  # set for its evaluation; here max_new_tokens counts
     return AnswerFinder(model, args.batch_size, mixed, {"do_sample": False, "num_return_sequences": 1} | plan.search)
