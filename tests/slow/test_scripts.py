@@ -12,6 +12,7 @@ import math
 import os
 import random
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from unittest import mock
 
 import torch
 from absl.testing import parameterized
-from helpers import OVERRIDES, argv_of, run_main, sentences
+from helpers import OVERRIDES, SMALL_RUN, argv_of, run_main, sentences, write_tiny_model
+from loaded_libraries import command_that_lists, loaded_in_vain
 from matplotlib.image import imread
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -374,6 +376,31 @@ class FineTuneTest(ScriptTest):
                 (home / "x.jsonl").write_text('{"a": "b", "b": "a"}\n')
                 with self.assertRaisesRegex(UserError, "--model_name_or_path: .*google/flan-t5-small.*--config_name"):
                     fine_tune_t5.parse_flags([*flags.split(), "--use_cpu", "true"])
+
+
+class LibrariesTest(parameterized.TestCase):
+    def check(self, job: str, *words: object) -> None:
+        root = Path(constants.__file__).parent
+        done = subprocess.run(command_that_lists(*words), cwd=root, capture_output=True, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr[-2000:])
+        self.assertEmpty(loaded_in_vain(job, done.stdout))
+
+    def test_none_is_loaded_that_the_job_does_not_use(self):
+        lines, model, tuned = sentences(60), self.folder / "model", self.folder / "tuned"
+        write_tiny_model(model, lines, 300)
+        rows = [json.dumps({"text": line, "label": line[:2]}) for line in lines]
+        (self.folder / "rows.jsonl").write_text("\n".join(rows))
+        (self.folder / "text.txt").write_text("\n".join(lines * 9))
+        short = [*argv_of(SMALL_RUN), "--use_cpu", "--max_steps", 2, "--model_name_or_path", model]
+        text = ["--train_file", self.folder / "text.txt", "--output_dir", self.folder / "trained"]
+        self.check("pre-training", "pre_train_t5.py", *text, "--input_seq_length", 32, *short)
+        pairs = ["--train_file", self.folder / "rows.jsonl", "--source_column", "text", "--target_column", "label"]
+        pairs += ["--metrics", "exact_match"]
+        self.check("fine-tuning", "fine_tune_t5.py", *pairs, "--output_dir", tuned, *short)
+        named = ["--model_name_or_path", tuned]
+        self.check("evaluation", "evaluate_t5.py", *named, "--use_cpu", "--report_to", "none")
+        self.check("prediction", "predict_t5.py", *named, "--use_cpu", "--input_file", self.folder / "text.txt")
+        self.check("export", "export_checkpoint.py", *named, "--output_dir", self.folder / "export")
 
 
 class OtherBatchTest(parameterized.TestCase):

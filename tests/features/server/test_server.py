@@ -33,6 +33,7 @@ import torch
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
+from loaded_libraries import command_that_lists, loaded_in_vain
 from test_predict_t5 import BACKENDS, TestCase, plain_answers, workspace
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 
@@ -745,7 +746,7 @@ class ServerTest(TestCase):
 
     def test_a_process_that_is_told_to_end(self):
         words = ["predict_t5.py", "--serve", "--use_cpu", "--port", "0", "--model_name_or_path", str(self.model)]
-        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(command_that_lists(*words), cwd=ROOT, stdout=subprocess.PIPE, text=True)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
         port = next(found[1] for line in process.stdout if (found := re.search(r"answers at http://.*:(\d+)", line)))
@@ -760,8 +761,10 @@ class ServerTest(TestCase):
         self.assertEqual(halves[1].recv(99), b"")
         for half in halves:
             half.close()
-        self.assertIn("requests", process.stdout.read())
+        printed = process.stdout.read()
+        self.assertRegex(printed, r"\nrequests ")
         self.assertEqual(process.wait(60), 0)
+        self.assertEmpty(loaded_in_vain("serving", printed))
 
 
 class GrowingTest(parameterized.TestCase):
