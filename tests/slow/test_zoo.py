@@ -29,7 +29,8 @@ import fine_tune_t5
 import pre_train_t5
 from data_collator_t5 import find_sentinel_ids
 from foundry.corpora.tokenizers import load_tokenizer, plain_encoder
-from foundry.model_t5 import load_model
+from foundry.features import NO_FEATURES
+from foundry.model_t5 import load_model, load_to_answer
 from foundry.modeling.families import is_tied
 from foundry.objectives.spans import SpanCorruption
 
@@ -229,6 +230,19 @@ class ZooTest(parameterized.TestCase):
             config = json.loads((out / "config.json").read_text())
             self.assertEqual(config["model_type"], zoo.CONFIGS[family]["model_type"])
             self.assertIs(config["tie_word_embeddings"], family in TIED)
+
+
+class HalfTest(parameterized.TestCase):
+    @parameterized.parameters(*zoo.FAMILIES)
+    def test_a_bfloat16_file_answered_in_bfloat16_is_never_float32(self, family):
+        """T5Gemma 2's is, since transformers gives its parts types of their own."""
+        load_model(str(animal(family)[0])).to(torch.bfloat16).save_pretrained(self.folder)
+        load = functools.partial(load_to_answer, str(self.folder), None, NO_FEATURES, torch.device("cpu"), True)
+        model, by_float32 = load(to_bf16=True), load()
+        self.assertEqual(by_float32.dtype, torch.float32)
+        self.assertEqual(model.dtype, torch.float32 if family == "t5gemma2" else torch.bfloat16)
+        for name, weight in by_float32.to(torch.bfloat16).state_dict().items():
+            self.assertTrue(torch.equal(model.to(torch.bfloat16).state_dict()[name], weight), name)
 
 
 class SentinelTest(parameterized.TestCase):
