@@ -11,14 +11,13 @@ _OF_METRICS = "nltk rouge_score sacrebleu seqeval sklearn"
 _OF_TRAINER = "bitsandbytes datasets matplotlib networkx pandas peft pyarrow"
 _OF_SERVER = "fastapi starlette uvicorn"
 # transformers' Trainer loads datasets and peft, which loads bitsandbytes and networkx; accelerate loads deepspeed for
-# each save; transformers' modelling loads scipy and sympy. google.protobuf reads SentencePiece models, as that of the
-# server's test.
+# each save; transformers' modelling loads scipy and sympy.
 NOT_LOADED = {
     "pre-training": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER}",
     "fine-tuning": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER}",
-    "evaluation": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} google matplotlib",
-    "export": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} {_OF_TRAINER} google",
-    "prediction": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} {_OF_TRAINER} deepspeed google",
+    "evaluation": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} matplotlib",
+    "export": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} {_OF_TRAINER}",
+    "prediction": f"{_ELSEWHERE} {_OF_METRICS} {_OF_SERVER} {_OF_TRAINER} deepspeed",
     "serving": f"{_ELSEWHERE} {_OF_METRICS} {_OF_TRAINER} deepspeed",
 }
 _LISTING = """
