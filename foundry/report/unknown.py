@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-import pyarrow.compute
 from transformers import PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
@@ -29,6 +28,8 @@ def refuse_unknown(shares: dict[str, float] | None, most: float) -> None:
 
 def unknown_in_rows(tokenizer: PreTrainedTokenizerBase, rows: "Dataset") -> float:
     """The share of <unk> in tokenised rows with "input_ids" and perhaps "labels"."""
+    import pyarrow.compute  # predictions, which have no such rows, do not need it
+
     table = rows.with_format("arrow")[:]
     unknown = total = 0
     for name in {"input_ids", "labels"} & set(table.column_names):
