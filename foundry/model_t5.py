@@ -386,10 +386,10 @@ def load_ensemble(
     features: Features,
     device: torch.device,
     bf16: bool,
-    **cast: bool,
+    to_bf16: bool = False,
 ) -> PreTrainedModel:
     """`load_to_answer` of one model, or of several as one (modeling/ensemble.py)."""
-    return ensemble([load_to_answer(name, attn_implementation, features, device, bf16, **cast) for name in names])
+    return ensemble([load_to_answer(name, attn_implementation, features, device, bf16, to_bf16) for name in names])
 
 
 def weights_digest(model: PreTrainedModel) -> str:
