@@ -4,8 +4,16 @@
 #   longest row end the run with an error at the first step with two lengths. dispatch_batches=False avoids it.
 # Matters for: who streams texts to more than one rank, with a collator that pads by batch: one rank works.
 # Versions: accelerate 1.15.0, torch 2.13.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 accelerate==1.15.0
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 accelerate==1.15.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 cat > worker.py <<'END'
 import os
 import sys

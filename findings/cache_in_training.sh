@@ -4,8 +4,16 @@
 #   into a cache that nobody reads. use_cache=False in the call, or in model.decoder.config, leaves it out.
 # Matters for: who trains a T5 with Trainer: memory and time for nothing.
 # Versions: transformers 5.23.0, torch 2.13.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 transformers==5.23.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import torch
 from transformers import T5Config, T5ForConditionalGeneration

@@ -4,8 +4,16 @@
 #   first one's group already. Blocks and then the model work, and the embedding stays one tensor.
 # Matters for: who shards a T5 by hand: wrap the blocks, and leave stacks and head to the model's group.
 # Versions: torch 2.13.0, transformers 5.23.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 transformers==5.23.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 cat > shard.py <<'END'
 import torch
 import torch.distributed as dist

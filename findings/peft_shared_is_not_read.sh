@@ -4,8 +4,16 @@
 #   for the frozen one. The copy gets no gradient, is saved with the adapter, and changes no output.
 # Matters for: who adds tokens and trains their embeddings so: they stay as they began.
 # Versions: peft 0.21.2, transformers 5.23.0, torch 2.13.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0 peft==0.21.2
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 transformers==5.23.0 peft==0.21.2"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import torch
 from peft import LoraConfig, get_peft_model

@@ -6,9 +6,16 @@
 # Matters for: servers, pages and notebooks on a CPU with many small products, as in decoding: T5 v1.1 small answered one
 #   client 1.8 times as fast with the model loaded in a thread that ends.
 # Versions: torch 2.13.0 on Linux, with as many threads as cores, its default. November 2026.
-. "$(dirname "$0")/_common.sh"
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
 unset OMP_NUM_THREADS
-packages torch==2.13.0
+packages="torch==2.13.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import resource
 import threading

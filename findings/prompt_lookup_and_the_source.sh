@@ -5,8 +5,16 @@
 #   repeats itself takes fewer.
 # Matters for: who wants faster summaries, corrections and translations by this flag: it does nothing for them.
 # Versions: transformers 5.23.0, torch 2.13.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 transformers==5.23.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, T5Config, T5ForConditionalGeneration

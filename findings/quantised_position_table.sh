@@ -4,8 +4,16 @@
 #   positions, whose biases are then off by up to half a step of its largest value, in every layer.
 # Matters for: who makes a T5 small for the browser: op_types_to_quantize=["MatMul"] keeps the tables exact.
 # Versions: onnxruntime 1.32.0, onnx 1.23.2. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages onnxruntime==1.32.0 onnx==1.23.2
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="onnxruntime==1.32.0 onnx==1.23.2"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 # A graph with the two tables of a T5: of 50 tokens, and of the biases of 32 distances for 4 heads.
 import numpy as np

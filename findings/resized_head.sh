@@ -3,8 +3,16 @@
 # Seen: a T5 with a head of its own (v1.1, Flan, mT5) has the embedding as its head afterwards: the trained one is gone.
 # Matters for: who adds tokens to such a checkpoint before fine-tuning: it starts from another model, at a high loss.
 # Versions: transformers 5.23.0, torch 2.13.0. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages torch==2.13.0 transformers==5.23.0
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="torch==2.13.0 transformers==5.23.0"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import torch
 from safetensors.torch import save_file

@@ -4,8 +4,16 @@
 # Seen: transformers 5 takes the argument without a word and always cuts the same; it is even saved with the tokenizer.
 # Matters for: who trains with sampled pieces: the training runs without them.
 # Versions: transformers 5.23.0, sentencepiece 0.2.3. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages transformers==5.23.0 sentencepiece==0.2.3 protobuf==7.36.2
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="transformers==5.23.0 sentencepiece==0.2.3 protobuf==7.36.2"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import random
 

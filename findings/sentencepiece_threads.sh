@@ -4,8 +4,16 @@
 #   other places. Twice the same number gives the same file. The order of the lines matters in the same way.
 # Matters for: who trains a tokenizer with as many threads as the machine has: it cannot be made again elsewhere.
 # Versions: sentencepiece 0.2.3. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages sentencepiece==0.2.3
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="sentencepiece==0.2.3"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import io
 import random

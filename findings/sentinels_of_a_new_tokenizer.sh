@@ -4,8 +4,16 @@
 # Matters for: who corrupts spans with the id `vocabulary - 1 - n`, as published scripts do: from then on sentinels are
 #   ordinary words. Ask the tokenizer for their ids.
 # Versions: transformers 5.23.0, sentencepiece 0.2.3. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages transformers==5.23.0 sentencepiece==0.2.3 protobuf==7.36.2
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="transformers==5.23.0 sentencepiece==0.2.3 protobuf==7.36.2"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 import random
 

@@ -4,8 +4,16 @@
 # Seen: the codes' content stands in the middle of the words of TMX: "<b>Start</b>". XLIFF's source is words alone.
 # Matters for: who makes translation pairs of memories: some of them have markup, and the model learns to write it.
 # Versions: translate-toolkit 3.20.4. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages translate-toolkit==3.20.4
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="translate-toolkit==3.20.4"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 venv/bin/python - <<'END'
 from translate.storage import tmx, xliff
 

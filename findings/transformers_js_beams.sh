@@ -4,8 +4,16 @@
 # Matters for: who compares a browser's answers with Python's, or whose generation_config.json has num_beams (T5's
 #   own for summaries and translation): other, less likely answers.
 # Versions: @huggingface/transformers 4.3.2, onnx 1.23.2; node 20. November 2026.
-. "$(dirname "$0")/_common.sh"
-packages onnx==1.23.2
+set -eu
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder"
+export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
+export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
+packages="onnx==1.23.2"
+"${PYTHON:-python3}" -m venv venv
+venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $packages
+echo "versions: $packages"
 npm install --silent --ignore-scripts @huggingface/transformers@4.3.2
 mkdir -p model/onnx
 venv/bin/python - <<'END'
