@@ -12,8 +12,10 @@ from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from foundry.common.errors import UserError
+from foundry.common.reports import read_json
 from foundry.modeling.families import family_of, output_head
 from foundry.publishing.exports import Original, refuse_part
+from foundry.publishing.sentence_folder import POOLING_OF_TOKENS
 
 # What llama.cpp has built in: the families, and the distance from which relative positions share a bucket.
 FAMILIES = ("t5", "mt5", "umt5")
@@ -46,8 +48,11 @@ def write_gguf(original: Original, folder: Path, kind: str) -> int:
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0 if writes_bytes else LlamaFileType.ALL_F32)
-    if is_encoder:  # without this key llama.cpp's servers read the texts causally
+    if (
+        is_encoder
+    ):  # without these keys llama.cpp's servers and bindings read the texts causally, and give wrong vectors
         writer.add_causal_attention(False)
+        writer.add_pooling_type(pooling_of(original.folder))
     else:
         writer.add_decoder_block_count(config.num_decoder_layers)
         writer.add_decoder_start_token_id(config.decoder_start_token_id)
@@ -80,6 +85,12 @@ def write_gguf(original: Original, folder: Path, kind: str) -> int:
     writer.write_tensors_to_file()
     writer.close()
     return left
+
+
+def pooling_of(folder: Path) -> gguf.PoolingType:
+    """How a text's embedding is made of its tokens' states: as the checkpoint's files say, or their mean."""
+    of_first = read_json(folder / POOLING_OF_TOKENS).get("pooling_mode_cls_token")
+    return gguf.PoolingType.CLS if of_first else gguf.PoolingType.MEAN
 
 
 def tensors(original: Original, architecture: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:

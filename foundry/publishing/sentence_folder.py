@@ -11,6 +11,7 @@ from foundry.common.errors import UserError
 from foundry.common.reports import is_of, read_json, write_json
 
 LENGTHS = "sentence_bert_config.json"
+POOLING_OF_TOKENS = "1_Pooling/config.json"
 
 
 def longest_of_folder(folder: Path) -> int | None:
@@ -36,7 +37,7 @@ def write_modules(
     of_first = pooling == "first"
     how = {"word_embedding_dimension": width, "pooling_mode_cls_token": of_first}
     how |= {"pooling_mode_mean_tokens": not of_first, "pooling_mode_max_tokens": False}
-    write_json(folder / "1_Pooling" / "config.json", how)
+    write_json(folder / POOLING_OF_TOKENS, how)
     write_json(folder / LENGTHS, {"max_seq_length": longest, "do_lower_case": False})
     if prefix is not None:
         prompts = {"prompts": {"query": prefix, "document": ""}, "default_prompt_name": None}

@@ -27,6 +27,7 @@ from features.gguf.writing import vocabulary_of
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model, load_model
 from foundry.publishing.exports import Original, encode
+from foundry.publishing.sentence_folder import write_modules
 
 NEEDS_LLAMA_CPP = unittest.skipUnless(importlib.util.find_spec("llama_cpp"), "llama-cpp-python is not installed")
 FAMILIES = ("t5_v1_0", "t5_v1_1", "flan_t5", "mt5", "umt5")
@@ -108,7 +109,7 @@ class WritingTest(parameterized.TestCase):
             "attention.relative_buckets_count": config.relative_attention_num_buckets,
         }
         if is_encoder:
-            sizes["attention.causal"] = False
+            sizes |= {"attention.causal": False, "pooling_type": gguf.PoolingType.MEAN}
         else:
             sizes |= {"decoder_block_count": config.num_decoder_layers, "decoder_start_token_id": 0}
         for key, value in sizes.items():
@@ -122,6 +123,15 @@ class WritingTest(parameterized.TestCase):
         for parameter in wanted.values():
             matches = [data for data in found.values() if data.shape == parameter.shape]
             self.assertTrue(any(np.array_equal(data, parameter.detach().numpy()) for data in matches))
+
+    @parameterized.parameters(("mean", gguf.PoolingType.MEAN), ("first", gguf.PoolingType.CLS))
+    def test_servers_pool_as_the_checkpoint_does(self, pooling, wanted):
+        one = original("untied")
+        write_modules(self.folder, 32, 512, pooling)
+        one.folder = self.folder
+        writing.write_gguf(one, self.out, "gguf_encoder")
+        found = gguf.GGUFReader(self.out / writing.FILE).get_field("t5encoder.pooling_type").contents()
+        self.assertEqual(found, wanted)
 
     @parameterized.parameters(("tied", 32**-0.5), ("untied", 1.0), ("tied_umt5", 16**-0.5))
     def test_the_head_has_the_factor_by_which_transformers_scales(self, name, factor):
