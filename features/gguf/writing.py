@@ -48,9 +48,7 @@ def write_gguf(original: Original, folder: Path, kind: str) -> int:
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_relative_attn_buckets_count(config.relative_attention_num_buckets)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0 if writes_bytes else LlamaFileType.ALL_F32)
-    if (
-        is_encoder
-    ):  # without these keys llama.cpp's servers and bindings read the texts causally, and give wrong vectors
+    if is_encoder:  # without these keys llama.cpp's servers read texts causally, and its bindings give other vectors
         writer.add_causal_attention(False)
         writer.add_pooling_type(pooling_of(original.folder))
     else:
