@@ -70,6 +70,7 @@ from tasks.mixture import Tasks
 CHARACTERS = "characters"  # --pieces: letters and symbols; "unigram": what SentencePiece learns
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "identity", "nmt_nfkc_cf", "nfkc_cf")
+NFD = "nfd"  # of --pieces characters: é is e and ´, a syllable of Hangul its two or three letters
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t"}  # as a command line writes them
 
@@ -113,7 +114,9 @@ class TokenizerArguments:
         None, "Write letters without a token as bytes (256 tokens). Not set: if there are too many letters."
     )
     normalization: str | None = option(
-        None, "SentencePiece's normalization. Not set: nmt_nfkc, as T5's.", choices=NORMALIZATIONS
+        None,
+        "SentencePiece's normalization. Not set: nmt_nfkc, as T5's. nfd: characters, letters taken apart.",
+        choices=(*NORMALIZATIONS, NFD),
     )
     character_coverage: float | None = option(
         None,
@@ -133,7 +136,12 @@ _PAIRS = "source_column target_column tsv_header"
 _TEXT_FLAGS = ("train_file", "validation_file", "dataset_name", "dataset_config_name", "text_column", "data_cache_dir")
 _RULES = (
     (
-        "byte_fallback normalization character_coverage max_sentences",
+        "normalization",
+        lambda args: (args.normalization == NFD) != (args.pieces == CHARACTERS),
+        "nfd is for --pieces characters, which has no other normalization",
+    ),
+    (
+        "byte_fallback character_coverage max_sentences",
         lambda args: args.pieces == CHARACTERS,
         "is for SentencePiece, which --pieces characters does not train: leave it out",
     ),
@@ -255,7 +263,8 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
     shared = ("train_file", "source_column", "target_column", "tsv_header", "max_train_samples", "data_cache_dir")
     (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in shared}))
     task.entry = dataclasses.replace(task.entry, held_out=None)
-    rows, pieces, empty, unspaced = task.training_rows(), Pieces(), [], []
+    rows, pieces = task.training_rows(), Pieces(args.normalization == NFD)
+    empty, unspaced = [], []
     for number, row in enumerate(rows, start=1):
         target = row_texts.target_text(task.name, task.entry, row)
         pieces.add(row_texts.source_text(task.entry, row), target)
@@ -300,7 +309,7 @@ def write_of_text(
     seen, sample = Seen(), TextSample()
     documents = sample.of(seen.of(documents))
     if args.pieces == CHARACTERS:
-        pieces = Pieces()
+        pieces = Pieces(args.normalization == NFD)
         for document in documents:
             pieces.add(document)
         write_character_tokenizer(pieces, folder, args.extra_ids, args.vocab_size)

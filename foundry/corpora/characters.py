@@ -7,7 +7,9 @@
     source  "aalst"       a a l s t
     target  "aː l s t"    ▁aː ▁l ▁s ▁t      of " aː l s t": the folder's target_prefix is put before each target
 
-A letter is a code point as it stands in the text, a combining mark after its letter too: nothing is normalised. It is a
+A letter is a code point as it stands in the text, a combining mark after its letter too: nothing is normalised. With
+`Pieces(decomposed=True)` the tokenizer takes letters apart (Unicode's NFD), é into e and ´, a syllable of Hangul into
+its two or three sounds, but no symbol of a target. It is a
 SentencePiece unigram model whose scores leave no choice, so whatever reads T5's tokenizers reads these: a piece ▁aː has
 a better score than all others together, and what has no piece of its own falls to its letters.
 
@@ -15,8 +17,11 @@ A space within a source belongs to the letter behind it where a symbol is that l
 A tag before a word is best a token of its own: --add_tokens '<dut>', then "<dut>aalst".
 """
 
+import unicodedata
 from collections import Counter
 from pathlib import Path
+
+from tokenizers import normalizers
 
 from foundry.common.errors import UserError
 from foundry.common.reports import write_json
@@ -29,17 +34,28 @@ _SYMBOL_SCORE, _LETTER_SCORE = -0.5, -1.0  # one symbol is better than any two p
 
 class Pieces:
     """What texts are made of. letters: how often each code point is there, without spaces; symbols: how often each part
-    of a target between spaces is."""
+    of a target between spaces is. decomposed: whether a letter is taken apart where Unicode can (NFD)."""
 
-    def __init__(self) -> None:
+    def __init__(self, decomposed: bool = False) -> None:
+        self.decomposed = decomposed
         self.letters: Counter[str] = Counter()
         self.symbols: Counter[str] = Counter()
 
     def add(self, source: str, target: str = "") -> None:
         """Counts the pieces of a pair, or of a text alone."""
-        self.letters.update(source)
+        self.letters.update(unicodedata.normalize("NFD", source) if self.decomposed else source)
         self.letters.update(target)
         self.symbols.update(filter(None, target.replace(_SPACE, " ").split(" ")))
+
+    @property
+    def normalizer(self) -> normalizers.Normalizer:
+        """Takes letters apart, and puts those together again that are so in a symbol."""
+        steps = [normalizers.NFD()]
+        for symbol in _by_frequency(self.symbols):
+            apart = unicodedata.normalize("NFD", symbol)
+            if apart != symbol:
+                steps.append(normalizers.Replace(apart, symbol))
+        return normalizers.Sequence(steps)
 
     @property
     def names(self) -> list[str]:
@@ -75,7 +91,10 @@ def write_character_tokenizer(pieces: Pieces, folder: Path, sentinels: int, most
     if pieces.symbols:
         config |= {TARGET_PREFIX: " "}
     write_json(folder / "tokenizer_config.json", config)
-    save_tokenizer(load_tokenizer(str(folder)), folder)
+    tokenizer = load_tokenizer(str(folder))
+    if pieces.decomposed:
+        tokenizer.backend_tokenizer.normalizer = pieces.normalizer
+    save_tokenizer(tokenizer, folder)
 
 
 def _model(names: list[str]) -> bytes:

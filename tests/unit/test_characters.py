@@ -95,6 +95,18 @@ class CharactersTest(parameterized.TestCase):
         self.assertEqual(ids, processor.encode(texts))
         self.assertEqual(AutoTokenizer.from_pretrained(folder)(texts, add_special_tokens=False)["input_ids"], ids)
 
+    def test_letters_are_taken_apart_and_symbols_are_not(self):
+        pairs = write(self.folder / "pairs.tsv", [("\u00e9t\u00e9", "\u00e7 t \u0065\u0301"), ("\ud55c", "h a n")])
+        columns = ("--train_file", pairs, "--source_column", 0, "--target_column", 1)
+        make(self.folder / "t", *columns, "--normalization", "nfd")
+        for load in (load_tokenizer, AutoTokenizer.from_pretrained):
+            tokenizer = load(str(self.folder / "t"))
+            self.assertEqual(tokenizer.tokenize("\u00e9t\ud55c"), [*"e\u0301t\u1112\u1161\u11ab"])
+            target = "\u00e7 t \u0065\u0301"
+            ids = encode_targets(tokenizer, [target])
+            self.assertEqual(tokenizer.convert_ids_to_tokens(ids[0]), ["▁\u00e7", "▁t", "▁\u0065\u0301", "</s>"])
+            self.assertEqual(decoded(tokenizer, ids), [target])
+
     def test_special_tokens_and_sentinels(self):
         roles = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.unk_token_id
         self.assertEqual(roles, (0, 1, 2))
@@ -172,7 +184,7 @@ class SourcesTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (["--vocab_size", 60, "--extra_ids", 20], "--vocab_size 60: .* needs [0-9]+ tokens"),
-        (["--normalization", "nmt_nfkc"], "--normalization nmt_nfkc: is for SentencePiece"),
+        (["--normalization", "nmt_nfkc"], "--normalization nmt_nfkc: nfd is for --pieces characters, which has no other"),
         (["--byte_fallback", "true"], "--byte_fallback True: is for SentencePiece"),
         (["--character_coverage", 0.99], "--character_coverage 0.99: is for SentencePiece"),
         (["--max_sentences", 5], "--max_sentences 5: is for SentencePiece"),
