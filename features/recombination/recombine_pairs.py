@@ -40,8 +40,8 @@ ROUNDS = 4  # of expectation maximisation
 LEAST_COUNT = 1e-4  # steps that are expected less often in all pairs are forgotten
 NEAR_DIAGONAL = 4.0  # in the first round a step is exp(-4 d) as likely at the distance d from the diagonal, 0 to 1
 UNSEEN = 1e-9  # probability of a step that no round has kept, times that of STEPS
-CONTEXTS = (2, 1)  # letters that must agree on each side of a cut; the second when the first gives no more pairs
-DRAWS = 30  # times the number of pairs that are wanted
+CONTEXTS = (4, 3, 2, 1)  # letters that must agree on each side of a cut: the next when one gives no more pairs
+DRAWS = 10  # times the number of pairs that are wanted
 
 Pair = tuple[str, tuple[str, ...]]  # letters, symbols
 Chances = dict[tuple[str, tuple[str, ...]], float]

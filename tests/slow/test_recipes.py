@@ -112,6 +112,14 @@ RECIPES = {
         4_648_384,
         (128, 128),
     ),
+    "pronunciation.yaml": Recipe(
+        fine_tune_t5,
+        "--tokenizer_name {folder}/model --train_file {folder}/answers.jsonl --source_column prompt --target_column "
+        f"prediction --generation_max_length 9 --config_overrides {OVERRIDES}",
+        build_config("tiny", 200),
+        952_064,  # 2 x 256 x 128 of the vocabulary, 0.9M of four layers
+        (64, 64),
+    ),
     "sentence_embeddings.yaml": Recipe(
         fine_tune_t5,
         f"--tokenizer_name {{folder}}/model --train_file {{folder}}/answers.jsonl --source_column prompt "
