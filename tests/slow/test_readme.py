@@ -21,6 +21,7 @@ from benchmarks import __main__ as benchmark_t5
 from constants import DATASET_VALS
 from features.back_translation import back_translate
 from features.gemma import adapt_decoder
+from features.recombination import recombine_pairs
 from features.rerank import rerank_answers
 from foundry.common.command_line import parse_arguments
 from tasks.entry import TaskEntry
@@ -39,6 +40,7 @@ DATACLASSES = {
     "export_checkpoint.py": export_checkpoint.DATACLASSES,
     "features/back_translation/back_translate.py": [back_translate.PairArguments],
     "features/gemma/adapt_decoder.py": adapt_decoder.FLAGS,
+    "features/recombination/recombine_pairs.py": [recombine_pairs.RecombinationArguments],
     "features/rerank/rerank_answers.py": rerank_answers.FLAGS,
 }
 

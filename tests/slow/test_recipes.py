@@ -115,7 +115,7 @@ RECIPES = {
     "pronunciation.yaml": Recipe(
         fine_tune_t5,
         "--tokenizer_name {folder}/model --train_file {folder}/answers.jsonl --source_column prompt --target_column "
-        f"prediction --generation_max_length 9 --config_overrides {OVERRIDES}",
+        f"prediction --generation_max_length 9 --config_name tiny --config_overrides {OVERRIDES}",
         build_config("tiny", 200),
         952_064,  # 2 x 256 x 128 of the vocabulary, 0.9M of four layers
         (64, 64),
