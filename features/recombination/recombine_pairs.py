@@ -41,6 +41,7 @@ LEAST_COUNT = 1e-4  # steps that are expected less often in all pairs are forgot
 NEAR_DIAGONAL = 4.0  # in the first round a step is exp(-4 d) as likely at the distance d from the diagonal, 0 to 1
 UNSEEN = 1e-9  # probability of a step that no round has kept, times that of STEPS
 CONTEXTS = (4, 3, 2, 1)  # letters that must agree on each side of a cut: the next when one gives no more pairs
+NEAR_AN_END = 3  # letters from a cut to each end of the word, which must agree as far as they are fewer
 DRAWS = 10  # times the number of pairs that are wanted
 
 Pair = tuple[str, tuple[str, ...]]  # letters, symbols
@@ -156,11 +157,12 @@ def recombined(pairs: Sequence[Pair], rows: int, seed: int) -> list[Pair]:
     known = {letters for letters, _ in pairs}
     made: list[Pair] = []
     for context in CONTEXTS:
-        alike = defaultdict(list)  # {letters before and behind a cut: [(pair, letters, symbols before it)]}
+        alike = defaultdict(list)  # {what must agree: [(pair, letters, symbols before the cut)]}
         for number, (letters, _) in enumerate(pairs):
             for i, j in cuts[number]:
                 if 0 < i < len(letters) and not unicodedata.combining(letters[i]):
-                    around = letters[max(0, i - context) : i], letters[i : i + context]
+                    ends = min(i, NEAR_AN_END), min(len(letters) - i, NEAR_AN_END)
+                    around = letters[max(0, i - context) : i], letters[i : i + context], ends
                     alike[around].append((number, i, j))
         shared = {around: places for around, places in alike.items() if len(places) > 1}
         if not shared:

@@ -184,7 +184,10 @@ class SourcesTest(parameterized.TestCase):
 
     @parameterized.parameters(
         (["--vocab_size", 60, "--extra_ids", 20], "--vocab_size 60: .* needs [0-9]+ tokens"),
-        (["--normalization", "nmt_nfkc"], "--normalization nmt_nfkc: nfd is for --pieces characters, which has no other"),
+        (
+            ["--normalization", "nmt_nfkc"],
+            "--normalization nmt_nfkc: nfd is for --pieces characters",
+        ),
         (["--byte_fallback", "true"], "--byte_fallback True: is for SentencePiece"),
         (["--character_coverage", 0.99], "--character_coverage 0.99: is for SentencePiece"),
         (["--max_sentences", 5], "--max_sentences 5: is for SentencePiece"),
