@@ -42,7 +42,7 @@ NEAR_DIAGONAL = 4.0  # in the first round a step is exp(-4 d) as likely at the d
 UNSEEN = 1e-9  # probability of a step that no round has kept, times that of STEPS
 CONTEXTS = (4, 3, 2, 1)  # letters that must agree on each side of a cut: the next when one gives no more pairs
 NEAR_AN_END = 3  # letters from a cut to each end of the word, which must agree as far as they are fewer
-DRAWS = 10  # times the number of pairs that are wanted
+DRAWS = 20  # times the number of pairs that are wanted
 
 Pair = tuple[str, tuple[str, ...]]  # letters, symbols
 Chances = dict[tuple[str, tuple[str, ...]], float]
