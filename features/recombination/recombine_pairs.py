@@ -1,6 +1,6 @@
 r"""Make more pairs of few: the beginning of one pair and the end of another, cut where both have the same letters.
 
-    python features/recombination/recombine_pairs.py --train_file words.tsv --source_column 0 --target_column 1 \
+    python -m features.recombination.recombine_pairs --train_file words.tsv --source_column 0 --target_column 1 \
         --rows 8000 --output_file more.tsv
     python fine_tune_t5.py --train_file words.tsv more.tsv --source_column 0 --target_column 1 --validation_file dev.tsv
 
