@@ -182,7 +182,7 @@ def recombined(pairs: Sequence[Pair], rows: int, seed: int) -> list[Pair]:
 def pairs_of(args: RecombinationArguments) -> list[Pair]:
     """The pairs of --train_file, those without letters or symbols left out."""
     from foundry.arguments.task import TaskArguments
-    from tasks import registry
+    from tasks import row_texts
     from tasks.mixture import Tasks
 
     shared = ("train_file", "source_column", "target_column", "tsv_header")
@@ -190,8 +190,8 @@ def pairs_of(args: RecombinationArguments) -> list[Pair]:
     task.entry = dataclasses.replace(task.entry, held_out=None)
     pairs = []
     for row in task.training_rows():
-        letters = unicodedata.normalize("NFD", registry.source_text(task.entry, row))
-        symbols = tuple(registry.target_text(task.name, task.entry, row).split())
+        letters = unicodedata.normalize("NFD", row_texts.source_text(task.entry, row))
+        symbols = tuple(row_texts.target_text(task.name, task.entry, row).split())
         if letters and symbols:
             pairs.append((letters, symbols))
     return pairs
