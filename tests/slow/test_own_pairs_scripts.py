@@ -194,6 +194,7 @@ class NotebooksPageTest(TestCase):
         self.enterContext(contextlib.redirect_stdout(io.StringIO()))
         base = str(workspace() / "base")
         code, names = re.sub(r"google/(t5-v1_1|flan-t5)-base", base, page).replace("500", "2"), {}
+        code = code.replace(".upper()", "[::-1]")  # the checkpoint knows small letters alone
         blocks = re.findall(r"```python\n(.*?)```", code, re.DOTALL)
         self.assertLen(blocks, 5)
         for block in blocks:

@@ -314,7 +314,7 @@ class FolderTest(parameterized.TestCase):
             load_dataset_splits(str(self.folder), None, "--dataset_name")
         with self.assertRaisesRegex(UserError, rf"^--train_file {self.folder}: no such file.*\(not followed\)"):
             expand_files("--train_file", [str(self.folder)])
-        with self.assertRaisesRegex(UserError, f"^--train_file {self.folder / name}: no such file"):
+        with self.assertRaisesRegex(UserError, f"^--train_file {self.folder / name}: is a pipe or a device"):
             expand_files("--train_file", [str(self.folder / name)])
 
     @parameterized.parameters(

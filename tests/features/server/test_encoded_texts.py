@@ -96,7 +96,7 @@ class EncodersTest(parameterized.TestCase):
         for name, text, message in (
             ("1_Pooling/config.json", "[]", "sentence_transformers: sentence-transformers cannot load it"),
             ("1_Pooling/config.json", "\0", "sentence_transformers: sentence-transformers cannot load it"),
-            ("sentence_bert_config.json", "[1]", "sentence_transformers: sentence-transformers cannot load it"),
+            ("sentence_bert_config.json", "[1]", "sentence_bert_config.json holds no JSON object: [1]"),
             ("modules.json", "[{}]", "modules.json: must give a path and a type for each module, not {}"),
             ("modules.json", "[", "modules.json cannot be read: "),
         ):

@@ -36,8 +36,9 @@ class WinRatesTest(absltest.TestCase):
         row = dict(task="pairs", split="validation", index=0, source="a", target="b", prediction="b")
         path = self.folder / "predictions.jsonl"
         path.write_text(json.dumps(row | {"prediction": "c"}) + "\n")
-        task = SimpleNamespace(entry=TaskEntry(target_type="text", metrics=["exact_match"]))
-        job = SimpleNamespace(task=task, splits=["validation"], prefix=lambda split: f"eval_{split}")
+        entry = TaskEntry(target_type="text", metrics=["exact_match"])
+        task = SimpleNamespace(entry=entry, prefix=lambda split: f"eval_{split}")
+        job = SimpleNamespace(task=task, splits=["validation"])
         self.enterContext(mock.patch.object(evaluate_t5, "predict_split", return_value=([], {"eval_loss": 0.5})))
         self.enterContext(mock.patch.object(evaluate_t5, "write_predictions", return_value=[row]))
         rates = {"eval_validation_win_rate_exact_match": 1.0}
