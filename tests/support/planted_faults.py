@@ -68,9 +68,9 @@ tasks/row_texts.py, seen by features/encoder_heads/test_head_rows.py
   + if is_index:
 # answers that are drawn and chosen
 foundry/modeling/ensemble.py, seen by unit/test_ensemble.py
-  sum_of_probabilities
-  - return total - math.log(count)
-  + return total
+  product_of_probabilities
+  - total = log_p if total is None else torch.logaddexp(total, log_p)
+  + total = log_p if total is None else total + log_p
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
   draws_of_one_step
   - source.draws[:, min(place.length, source.limit - 1)]
