@@ -447,7 +447,8 @@ class RunTest(TestCase):
 
     def assert_equal_runs(self, one: dict, other: dict):
         for name in one:
-            self.assertEqual(one[name], other[name], name)
+            # assertEqual would line up the differing lists, which takes minutes.
+            self.assertTrue(one[name] == other[name], f"{name}: {str(one[name])[:500]} != {str(other[name])[:500]}")
 
     @parameterized.parameters(("pre_train", 4), ("preferences", 2))  # `make torture` kills every kind of run
     def test_kills(self, script, kills):
