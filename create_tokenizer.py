@@ -33,7 +33,6 @@ from transformers import PreTrainedTokenizerBase
 from constants import LEAST_VOCAB_SIZE, NUM_SENTINELS, TASK_RECORD
 from data_collator_t5 import find_sentinel_ids, vocabulary_size
 from foundry.arguments.model import LEAST_VOCABULARY
-from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.errors import UserError
@@ -65,7 +64,7 @@ from foundry.report.losses import TextSample, described_losses, round_trip
 from foundry.report.preview import UNCUT, Sample, Seen, print_preview
 from foundry.text_source import documents_of
 from tasks import examples, row_texts
-from tasks.mixture import Tasks
+from tasks.mixture import unsplit_task
 
 CHARACTERS = "characters"  # --pieces: letters and symbols; "unigram": what SentencePiece learns
 # nfkc: one form for letters that look alike; nmt_: all white space is a space; _cf: lower case; identity: unchanged.
@@ -261,8 +260,7 @@ def write_of_pairs(args: TokenizerArguments, folder: Path) -> tuple[PreTrainedTo
     """Writes the tokenizer of the letters of all sources and the symbols of all targets; returns it, and rows of the
     summary."""
     shared = ("train_file", "source_column", "target_column", "tsv_header", "max_train_samples", "data_cache_dir")
-    (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in shared}))
-    task.entry = dataclasses.replace(task.entry, held_out=None)
+    task = unsplit_task(args, shared)
     rows, pieces = task.training_rows(), Pieces(args.normalization == NFD)
     empty, unspaced = [], []
     for number, row in enumerate(rows, start=1):

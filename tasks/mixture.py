@@ -22,7 +22,7 @@ import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -231,6 +231,13 @@ class Tasks:
             return {"eval_average": float(np.mean(values))}
 
         return average
+
+
+def unsplit_task(args: Any, flags: Iterable[str]) -> Task:
+    """The task of own pairs that these flags of `args` name. All rows are training rows: none is held out."""
+    (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in flags}))
+    task.entry = dataclasses.replace(task.entry, held_out=None)
+    return task
 
 
 class TaskData:

@@ -14,7 +14,6 @@ several letters at once: Jiampojamarn et al. 2007, N07-1047). Made words as trai
 2019, D19-1091, who draw letters at random; here both parts are real.
 """
 
-import dataclasses
 import math
 import random
 import sys
@@ -181,13 +180,10 @@ def recombined(pairs: Sequence[Pair], rows: int, seed: int) -> list[Pair]:
 
 def pairs_of(args: RecombinationArguments) -> list[Pair]:
     """The pairs of --train_file, those without letters or symbols left out."""
-    from foundry.arguments.task import TaskArguments
     from tasks import row_texts
-    from tasks.mixture import Tasks
+    from tasks.mixture import unsplit_task
 
-    shared = ("train_file", "source_column", "target_column", "tsv_header")
-    (task,) = Tasks.of_flags(TaskArguments(**{name: getattr(args, name) for name in shared}))
-    task.entry = dataclasses.replace(task.entry, held_out=None)
+    task = unsplit_task(args, ("train_file", "source_column", "target_column", "tsv_header"))
     pairs = []
     for row in task.training_rows():
         letters = unicodedata.normalize("NFD", row_texts.source_text(task.entry, row))
