@@ -1,8 +1,10 @@
-"""The notebook of examples/, executed cell by cell: on a tiny checkpoint, for a few steps."""
+"""The examples of examples/: the notebook cell by cell, on a tiny checkpoint; the shell script on a few words."""
 
 import csv
+import itertools
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from unittest import mock
@@ -10,6 +12,7 @@ from unittest import mock
 import numpy as np
 from absl.testing import absltest
 from helpers import call, write_tiny_model
+from warm_python import warm_python
 
 import constants
 
@@ -74,3 +77,22 @@ class NotebookTest(absltest.TestCase):
         self.assertEqual(commands[0][:2] + commands[0][4:], ["git", "clone", "https://host/name", "t5_foundry"])
         self.assertEqual(commands[1][-2:], ["-r", "requirements.txt"])
         self.assertTrue((ROOT / "requirements.txt").is_file())
+
+
+class PronunciationTest(absltest.TestCase):
+    def test_from_words_to_equal_answers_of_three_engines(self):
+        """The letter c and its cedilla, apart in a word, are one phone."""
+        spoken = {"a": "a", "b": "b", "ch": "\u00e7", "c\u0327": "s", "x": "k s"}
+        words = list(itertools.product(spoken, repeat=4))[::3]
+        rows = ["".join(word) + "\t" + " ".join(spoken[letter] for letter in word) + "\n" for word in words]
+        (self.folder / "my words.tsv").write_text("".join(rows), encoding="utf-8")
+        warm = f"{Path(warm_python()).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "examples/pronunciation.sh", self.folder / "my words.tsv", self.folder / "out"],
+            cwd=ROOT, env=os.environ | {"PATH": warm}, capture_output=True, text=True,
+        )  # fmt: skip
+        self.assertEqual(done.returncode, 0, done.stdout[-900:] + done.stderr[-900:])
+        self.assertIn("answers to 20 held-out words are the same in PyTorch, CTranslate2 and ONNX Runtime", done.stdout)
+        answers = (self.folder / "out" / "onnx.jsonl").read_text(encoding="utf-8").splitlines()
+        self.assertEqual([json.loads(line)["source"] for line in answers], ["".join(word) for word in words[9::10]])
+        self.assertIn("ORTModelForSeq2SeqLM", (self.folder / "out" / "export" / "README.md").read_text())
