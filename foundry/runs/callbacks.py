@@ -9,6 +9,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -245,6 +246,7 @@ def peak_memory_bytes() -> int:
 
 
 # ---------------------------------------------------------------- progress
+_UNSHOWN = re.compile("total_flos|seconds_left|(eval|train)_.*(runtime|_per_second)")  # in metrics.jsonl alone
 IN_THE_BAR = (
     "loss",
     "learning_rate",
@@ -293,10 +295,16 @@ class T5ProgressCallback(ProgressCallback):
         if not args.disable_tqdm:
             super().on_prediction_step(args, *rest, **kwargs)
 
-    def on_log(self, _args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
-        shown = {SHORT_NAMES.get(key, key): short_number(value) for key, value in logs.items()}
+    def on_log(self, args: TrainingArguments, state: TrainerState, *_, logs: dict, **__) -> None:
         parts = [f"step {state.global_step:,}/{state.max_steps:,}"] if state.max_steps > 0 else []
-        parts += [f"{name} {text}" for name, text in shown.items() if name not in ("total_flos", "seconds_left")]
+        for name, value in logs.items():
+            if not _UNSHOWN.fullmatch(name):
+                parts.append(f"{SHORT_NAMES.get(name, name)} {short_number(value)}")
+        key = best_metric_key(args)
+        if key in logs:
+            known = [line for line in state.log_history if key in line]
+            best = (max if args.greater_is_better else min)(known, key=lambda line: line[key])
+            parts.append(f"best {short_number(best[key])} at step {best['step']:,}")
         if "seconds_left" in logs:  # from ThroughputCallback
             self.latest["left"] = human_time(logs["seconds_left"])
             parts.append(f"left {self.latest['left']}")

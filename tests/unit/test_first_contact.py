@@ -15,6 +15,7 @@ import datasets
 import huggingface_hub.utils
 from absl.testing import parameterized
 from helpers import call
+from transformers import TrainerState
 
 import constants
 import create_tokenizer
@@ -177,6 +178,20 @@ class PrintedTest(parameterized.TestCase):
                 callback.on_step_end(args, state, None)
         self.assertStartsWith(out.getvalue(), expected or "")
         self.assertEqual(out.getvalue().count("\n"), int(expected is not None))
+
+    @parameterized.parameters((False, "best 0.28 at step 500"), (True, "best 0.4 at step 900"))
+    def test_an_evaluation_is_a_line_with_the_best_so_far(self, greater, best):
+        args = mock.Mock(disable_tqdm=True, metric_for_best_model="error", greater_is_better=greater)
+        state = TrainerState(global_step=0, max_steps=1000)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            for state.global_step, error in ((500, 0.28), (700, 0.28), (900, 0.4)):
+                logs = {"eval_error": error, "eval_runtime": 1.0, "eval_steps_per_second": 2.0, "epoch": 3}
+                state.log_history.append(logs | {"step": state.global_step})
+                T5ProgressCallback().on_log(args, state, None, logs=logs)
+            T5ProgressCallback().on_log(args, state, None, logs={"loss": 2.0})
+        *_, line, loss = out.getvalue().splitlines()
+        self.assertEqual(line, f"step 900/1,000  eval_error 0.4  epoch 3  {best}")
+        self.assertEqual(loss, "step 900/1,000  loss 2")
 
     def test_no_bar_in_a_file(self):
         for library in (datasets, huggingface_hub.utils):
