@@ -53,6 +53,7 @@ from foundry.training.checkpoints import check_resumed
 from tasks.mixture import Tasks
 from tasks.own_pairs import SOURCES
 from tasks.predictions import other_task
+from tasks.report import described_few_rows
 from tasks.row_source import tasks_of
 
 FLAGS = [ModelArguments, TaskArguments, FineTuningArguments, *features_of("fine_tune_t5")]
@@ -146,6 +147,8 @@ def main(argv: list[str] | None = None) -> dict:
     plan["search"] = trainer.described_search() if generates else None
     if start := run.model.model_name_or_path:
         plan["earlier task"] = other_task(start, [task.entry for task in tasks])
+    else:
+        plan["few rows"] = described_few_rows(data.tasks, run.args.given)
     return TrainingRun(run, trainer, data, plan).execute("evaluate_t5.py")
 
 

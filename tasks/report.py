@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,15 @@ MEASURED = 1_000  # rows of a split in which the columns that a cut takes away a
 SHOWN_ROWS = 4  # rows of a split that the preview may show
 SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
 Shown = list[list[Sample]]
+# What did better than the defaults for texts written by a model from scratch (results/pronunciation.md): {flags: those
+# that say otherwise}, and {most rows: steps}.
+_ON_FEW_ROWS = {
+    "--optim muon --learning_rate 5e-2": {"optim", "learning_rate"},
+    "--warmup_steps 20": {"optim", "learning_rate", "warmup_steps"},
+    "--label_smoothing_factor 0.1": {"label_smoothing_factor"},
+    "--max_steps {steps}": {"max_steps", "num_train_epochs"},
+}
+_STEPS_ON_FEW_ROWS = {2_500: 1_200, 10_000: 2_200}
 
 
 def report_of_tasks(
@@ -95,6 +104,22 @@ def report_of_tasks(
         "numbers": "; ".join(filter(None, map(_described_numbers, tasks))) or None,
     }
     return report
+
+
+def described_few_rows(tasks: "list[LoadedTask]", given: Collection[str]) -> str | None:
+    """For the plan of a model from scratch: flags that did better on so few rows, without those for which a flag of the
+    `given` stands. None if there are none, or many rows, other targets than text, or several tasks."""
+    task, *others = tasks
+    if others or task.entry.target_type != "text" or "train" not in task.data:
+        return None
+    rows, flags = len(task.data["train"]), []
+    steps = next((steps for most, steps in _STEPS_ON_FEW_ROWS.items() if rows <= most), None)
+    for text, otherwise in _ON_FEW_ROWS.items():
+        if otherwise.isdisjoint(given):
+            flags.append(text.format(steps=steps))
+    if steps is None or not flags:
+        return None
+    return f"{rows:,} from scratch: {' '.join(flags)}, in batches of 64, did better (docs/defaults.md)"
 
 
 def _unknown_letters(task: "LoadedTask", split: str, name: str) -> dict[str, str | None]:

@@ -13,6 +13,7 @@ import re
 import shlex
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import sentencepiece
 from absl.testing import parameterized
@@ -29,6 +30,7 @@ from foundry.arguments.task import TaskArguments
 from foundry.corpora.tokenizers import decoded, encode_targets, load_tokenizer, tokenizer_fingerprint
 from foundry.report.unknown import LetterCounts
 from tasks.mixture import Tasks
+from tasks.report import described_few_rows
 from tasks.task import LoadedTask
 
 # Letters in parts (NFD), jamo and their syllable, ʲ, tie bars, ligature and fullwidth letter, which NFKC would change.
@@ -181,6 +183,22 @@ class SourcesTest(parameterized.TestCase):
         self.assertEqual(script, "fine_tune_t5.py")
         self.assertRegex(printed, r"\nrows +7 of 7 train, 1 of 1 validation\n")
         self.assertRegex(printed, "smallest sequence_error_rate is best")
+        self.assertRegex(printed, r"\nfew rows +7 from scratch: --optim muon --learning_rate 5e-2 .*--max_steps 1200")
+
+    @parameterized.parameters(
+        (800, (), "--optim muon --learning_rate 5e-2 --warmup_steps 20 --label_smoothing_factor 0.1 --max_steps 1200"),
+        (8000, ("learning_rate", "label_smoothing_factor"), "--max_steps 2200"),
+        (800, ("optim", "num_train_epochs", "dropout_rate"), "--label_smoothing_factor 0.1"),
+        (800, ("optim", "label_smoothing_factor", "max_steps"), None),
+        (80_000, (), None),
+    )
+    def test_what_a_plan_proposes_for_few_rows(self, rows, given, flags):
+        task = SimpleNamespace(entry=SimpleNamespace(target_type="text"), data={"train": range(rows)})
+        wanted = flags and f"{rows:,} from scratch: {flags}, in batches of 64, did better (docs/defaults.md)"
+        self.assertEqual(described_few_rows([task], given), wanted)
+        self.assertIsNone(described_few_rows([task, task], given))
+        task.entry.target_type = "class"
+        self.assertIsNone(described_few_rows([task], given))
 
     @parameterized.parameters(
         (["--vocab_size", 60, "--extra_ids", 20], "--vocab_size 60: .* needs [0-9]+ tokens"),
@@ -260,6 +278,9 @@ class RunsTest(parameterized.TestCase):
         again, _, _ = run_main(evaluate_t5.main, *model, "--data_cache_dir", self.folder)
         same = ("eval_token_error_rate", "eval_sequence_error_rate", "eval_loss")
         self.assertEqual([again[name] for name in same], [results[name] for name in same])
+        further = [self.folder / "further" if flag == self.folder / "model" else flag for flag in flags[: -len(TINY)]]
+        _, printed, _ = run_main(fine_tune_t5.main, *further, *model[:2], "--dry_run", code=0)
+        self.assertNotIn("few rows", printed)
         inputs = self.folder / "in.txt"
         inputs.write_text("ab\naяa\n걸я\n")
         predict = (*model, "--max_new_tokens", 4, "--input_file")
