@@ -20,6 +20,7 @@ from foundry.common.errors import UserError
 from foundry.common.paths import check_output_file
 from foundry.common.reports import json_line, read_json, write_json
 from foundry.common.terminal import print_once, visible
+from foundry.corpora.columns import MISSING, value_of
 from foundry.corpora.files import (
     COMPRESSIONS,
     ROW_SUFFIXES,
@@ -35,13 +36,11 @@ from tasks.entry import TaskEntry
 from tasks.named import recorded_entry, task_names
 from tasks.row_texts import source_text
 from tasks.rows import (
-    MISSING,
     ColumnReader,
     nested_rows,
     no_column,
     preprocessed,
     read_records,
-    value_of,
 )
 from tasks.task_records import check_functions, read_record
 

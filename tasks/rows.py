@@ -4,7 +4,6 @@ record of a file or the Hub --file_columns, preprocess--> rows --the entry's col
 """
 
 import contextlib
-import functools
 import itertools
 import json
 from collections import Counter
@@ -18,6 +17,7 @@ from foundry.arguments.task import OWN, TaskArguments
 from foundry.common.errors import UserError
 from foundry.common.paths import home_path
 from foundry.common.words import comma_words, did_you_mean, listed, quoted
+from foundry.corpora.columns import MISSING, getter, value_of
 from foundry.corpora.files import (
     ROW_SUFFIXES,
     TEXT_SUFFIXES,
@@ -49,7 +49,6 @@ from tasks.row_texts import column_value, means, source_text, target_text
 from tasks.transforms import is_messages
 
 Files = list[Path] | dict[str, list[Path]] | None  # the files of a split; {column: files} where lines belong together
-MISSING = object()  # a missing column; None is an empty value
 # Prodigy's annotators accept, reject or ignore a row, which its field "answer" says (https://prodi.gy/docs/api-interfaces).
 PRODIGY = "answer of Prodigy"
 PRODIGY_FIELDS = frozenset(("_task_hash", "_input_hash", "spans", "accept"))
@@ -249,38 +248,6 @@ def read_parallel(paths: dict[str, Path]) -> Iterator[dict]:
 
 
 # ---------------------------------------------------------------- the columns of a row
-@functools.cache
-def getter(column: str | int) -> Callable[[dict], object]:
-    """The function from a row to the value of a column, or MISSING; a dotted name descends into records, and through
-    lists of them.
-
-    getter("answers.text")({"answers": {"text": ["a"]}}) -> ["a"], and so of {"answers": [{"text": "a"}]}. Lists in a
-    list of records are joined to one.
-    """
-    first, dot, rest = str(column).partition(".")
-    if not dot:
-        return lambda row: row.get(column, MISSING)
-    inner = getter(rest)
-
-    def get(row: dict) -> object:
-        if column in row:
-            return row[column]
-        value = row.get(first)
-        if isinstance(value, dict):
-            return inner(value)
-        if not isinstance(value, list):
-            return MISSING
-        joined: list = []
-        for item in value:
-            found = inner(item) if isinstance(item, dict) else MISSING
-            if found is MISSING:
-                return MISSING
-            joined += as_list(found)
-        return joined
-
-    return get
-
-
 class ColumnReader:
     """The columns of an entry in the rows of a file, found by functions that are made once for all rows.
 
@@ -344,11 +311,6 @@ class ColumnReader:
                 raise UserError(f"{place}: the column {column} holds {kind}{hint}")
             texts.append(with_spaces(item) if isinstance(item, str) else item)
         return texts if isinstance(value, list | tuple) else texts[0]
-
-
-def value_of(row: dict, column: str | int) -> object:
-    """The value of a column in one row, or MISSING."""
-    return getter(column)(row)
 
 
 def no_column(place: str, column: str, row: dict, why: str) -> UserError:

@@ -100,9 +100,10 @@ def check_pairs(args: PairArguments) -> None:
 
 def check_columns(args: PairArguments) -> None:
     """UserError if --text_file or --real_file has not the columns that are named, before a model answers."""
+    from foundry.corpora.columns import MISSING, value_of
     from foundry.corpora.files import check_file, is_plain_text
     from foundry.corpora.reading import read_rows
-    from tasks.rows import MISSING, no_column, value_of
+    from tasks.rows import no_column
 
     text_file = Path(args.text_file)
     check_file("--text_file", text_file)
@@ -171,9 +172,9 @@ class Pairs:
 
     def made_pairs(self) -> Iterator[dict]:
         """Those that a model made one side of."""
+        from foundry.corpora.columns import value_of
         from foundry.corpora.reading import read_rows
         from tasks.row_texts import joined_text
-        from tasks.rows import value_of
 
         args, column = self.args, self.args.text_column or "source"
         for number, row in enumerate(read_rows(self.answers), start=1):
@@ -208,8 +209,8 @@ class Pairs:
 
     def real_pairs(self) -> Iterator[dict]:
         """The real ones, each as often as --real_weight says."""
+        from foundry.corpora.columns import value_of
         from foundry.corpora.reading import read_rows
-        from tasks.rows import value_of
 
         if self.args.real_file is None:
             return

@@ -22,6 +22,7 @@ from foundry.common.errors import UserError
 from foundry.common.flags import refuse
 from foundry.common.reports import human_count
 from foundry.common.words import listed
+from foundry.corpora.columns import MISSING, value_of
 from foundry.corpora.files import say_once
 from foundry.corpora.hub import DataFiles
 from foundry.corpora.own_ids import IdDocument, corpus_files, has_ids, ids_of_row, is_blank
@@ -160,9 +161,9 @@ def document_reader(found: FoundText, corpus: Corpus) -> Callable[[dict], str | 
         flag, column, read = "--input_ids_column", found.args.input_ids_column or found.args.text_column, ids_of_row
 
     def document(row: dict) -> str | IdDocument:
-        if column not in row:
+        value = value_of(row, column)
+        if value is MISSING:
             raise UserError(f"{flag} {column}: {corpus.here()} has the columns {listed(row)}")
-        value = row[column]
         return value if isinstance(value, IdDocument) else read(value, column, corpus.here())
 
     return document
@@ -326,7 +327,7 @@ def streamed_documents(args: Any, most: int | None) -> tuple[dict[str, str | Non
         rows = itertools.chain.from_iterable(map(read_any_rows, rows))
     rows = iter(rows)
     row = next(rows, {})
-    if column not in row:
+    if value_of(row, column) is MISSING:
         raise UserError(f"--text_column {column}: {name} has the columns {listed(row)}")
     documents = column_texts(itertools.chain([row], rows), column, name)
     text = f"{name}, streamed" + (f", its first {most:,} documents" if most else "")

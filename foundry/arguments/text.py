@@ -48,7 +48,7 @@ class PreTrainingDataArguments:
         "plain text). a.txt:0.7 b.txt:0.3: corpora by weight.",
     )
     validation_file: list[str] | None = option(None, "Validation text, like --train_file.")
-    text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data.")
+    text_column: str = option("text", "Column that holds the text in JSON, CSV, parquet and Hub data; a.b: b within a.")
     input_ids_column: str | None = option(None, "Column of parquet or JSON files with ready-made token ids, not text.")
     validation_split_percentage: float = option(
         5.0, "Percent of documents held out if no validation text is named.", above=0, below=100

@@ -18,6 +18,7 @@ from constants import NUM_SENTINELS
 from data_collator_t5 import SENTINEL_NAME, vocabulary_size
 from foundry.common.digests import check_unchanged, stamp
 from foundry.common.errors import UserError
+from foundry.corpora.columns import value_of
 from foundry.corpora.files import data_kind, expand_files, split_weights
 from foundry.corpora.reading import read_rows
 
@@ -134,7 +135,8 @@ class ArrayDocuments(Sequence):
 
 def row_ids(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[IdDocument]:
     """The ids in a column of rows. UserError for a value that is not a list of whole numbers of 64 bits."""
-    return (ids_of_row(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+    for number, row in enumerate(rows, start=1):
+        yield ids_of_row(value_of(row, column), column, f"{where}, row {number}")
 
 
 def ids_of_row(values: object, column: str, place: str) -> IdDocument:

@@ -22,6 +22,7 @@ from foundry.common.digests import stamp
 from foundry.common.errors import UserError
 from foundry.common.reports import is_of
 from foundry.common.words import listed
+from foundry.corpora.columns import MISSING, value_of
 from foundry.corpora.files import (
     ROW_SUFFIXES,
     check_expansion,
@@ -54,7 +55,7 @@ def read_rows(path: Path, columns: list[str] | None = None) -> Iterator[dict]:
         rows = read.get(data_suffix(path), _read_json)(path)
     for number, row in enumerate(rows, start=1):
         for column in columns or ():
-            if column not in row:
+            if value_of(row, column) is MISSING:
                 raise UserError(f"{path}, row {number}: no column {column}; available: {listed(row)}")
         yield row
 
@@ -587,13 +588,16 @@ def read_any_rows(path: Path, text_column: str = "text") -> Iterator[dict]:
 
 def column_texts(rows: Iterable[dict], column: str, where: Path | str) -> Iterator[str]:
     """The texts of a column, "" for a missing one. UserError for any other value."""
-    return (cell_text(row[column], column, f"{where}, row {number}") for number, row in enumerate(rows, start=1))
+    for number, row in enumerate(rows, start=1):
+        yield cell_text(value_of(row, column), column, f"{where}, row {number}")
 
 
 def cell_text(value: object, column: str, place: str) -> str:
     """The text of a column in the row at a place, "" for a missing one. UserError for any other value."""
     if is_missing(value):
         return ""
+    if value is MISSING:
+        raise UserError(f"{place}: no column {column}")
     if not isinstance(value, str):
         raise UserError(f"{place}: the column {column} holds no text, but a value of type {type(value).__name__}")
     if len(value) > LONGEST_TEXT:

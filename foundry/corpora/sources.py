@@ -52,7 +52,9 @@ class SplitSource:
     def documents(self) -> Iterator[str] | Iterator[IdDocument]:
         if self.dataset is not None:
             read = row_ids if self.ids else column_texts
-            yield from read(self.dataset.select_columns([self.column]), self.column, self.description)
+            column = self.column or ""
+            there = {column, column.partition(".")[0]} & {*self.dataset.column_names}
+            yield from read(self.dataset.select_columns([*there]), column, self.description)
         self.begins.clear()
         number = 0
         for file in self.files:
@@ -184,7 +186,7 @@ def _dataset_sources(name: str, config: str | None, column: str, ids: bool, cach
             source = sources[split] = _file_source(dataset, cache, column, ids)
             source.description = f"{name} ({source.description}{not_read(splits)})"
             continue
-        if column not in dataset.column_names:
+        if {column, column.partition(".")[0]}.isdisjoint(dataset.column_names):
             flag = "--input_ids_column" if ids else "--text_column"
             raise UserError(f"{flag} {column}: {name} has the columns {', '.join(dataset.column_names)}")
         shown = f"{name} ({len(dataset):,} rows{not_read(splits)})"

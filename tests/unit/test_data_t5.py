@@ -36,7 +36,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast, 
 
 from constants import BUILTIN_CORPUS, LEAST_VOCAB_SIZE
 from data_collator_t5 import T5DataCollator, find_sentinel_ids
-from features.streams.streamed_text import open_corpus
+from features.streams.streamed_text import document_reader, open_corpus
 from foundry.arguments.model import ModelArguments
 from foundry.arguments.task import TaskArguments
 from foundry.arguments.text import PreTrainingDataArguments, check_pre_training_data
@@ -539,6 +539,22 @@ class SourcesTest(TestCase):
         numbers = find_sources(self.arguments(dataset_name=str(self.folder / "no_dict"), text_column="n"))["train"]
         with self.assertRaisesRegex(ValueError, "row 1: the column n holds no text, but a value of type int"):
             list(numbers.documents())
+
+    @parameterized.parameters("jsonl", "parquet", "saved")
+    def test_a_column_within_a_column(self, kind):
+        rows = datasets.Dataset.from_dict({"data": [{"text": "one"}, {"text": None}], "n": [1, 2]})
+        path = self.folder / f"a.{kind}"
+        {"jsonl": rows.to_json, "parquet": rows.to_parquet, "saved": rows.save_to_disk}[kind](path)
+        named = dict(dataset_name=str(path)) if kind == "saved" else dict(train_file=[str(path)])
+        right, wrong = (self.arguments(**named, text_column=column) for column in ("data.text", "data.txt"))
+        self.assertEqual(list(find_sources(right)["train"].documents()), ["one", ""])
+        with self.assertRaisesRegex(UserError, "row 1: no column data.txt"):
+            list(find_sources(wrong)["train"].documents())
+        corpus = SimpleNamespace(here=lambda: "a.jsonl, line 1")
+        read, misread = (document_reader(SimpleNamespace(args=args, ids=False), corpus) for args in (right, wrong))
+        self.assertEqual(list(map(read, rows)), ["one", ""])
+        with self.assertRaisesRegex(UserError, "--text_column data.txt: a.jsonl, line 1 has the columns data, n"):
+            misread(rows[0])
 
     def test_contents_decide_the_fingerprint_of_a_saved_data_set(self):
         found = []
