@@ -103,7 +103,7 @@ def parse_evaluation(argv: list[str] | None) -> tuple[EvaluationArguments, T5Tra
             f"--max_target_length {AUTO}: is for training, whose {TASK_RECORD} has the number: leave it out"
         )
     if "{task}" not in evaluation.model_name_or_path:
-        check_ensemble(evaluation.models, evaluation.tokenizer_name)
+        check_ensemble(evaluation.models, evaluation.tokenizer_name, given)
     names = names_of_tasks(evaluation, task_args, run_args)
     jobs = [build_job(name, evaluation, task_args, run_args, given, len(names) > 1) for name in names]
     generates = run_args.predict_with_generate or any(job.task.entry.target_type != "class" for job in jobs)
@@ -301,7 +301,7 @@ def main(argv: list[str] | None = None) -> dict:
     evaluation, run_args, asked = parse_evaluation(argv)
     clear_output_dir(run_args, [model for job in asked for model in job.models])
     with run_args.main_process_first(desc="preparing the task"):
-        jobs, missing = load_data(asked, evaluation)
+        jobs, missing = load_data(asked, evaluation, run_args.given)
     if run_args.world_size > 1:
         check_alike(contents_of_jobs(jobs), "give all nodes the same files")
     run = Run(run_args, "prediction" if run_args.do_predict else "evaluation")

@@ -25,7 +25,7 @@ import itertools
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -34,8 +34,9 @@ from accelerate import PartialState
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
-from constants import ATTENTION_IMPLEMENTATIONS, FINE_TUNED, TASK_RECORD
+from constants import TASK_RECORD
 from features import BACKENDS
+from foundry.arguments.model import AnsweringModels
 from foundry.common.by_name import resolve
 from foundry.common.command_line import exit_on_user_error, parse_arguments
 from foundry.common.digests import contents_digest
@@ -44,7 +45,7 @@ from foundry.common.flags import Flags, check_rules, option
 from foundry.common.machine import has_accelerator, prepare_process, run_in_short_lived_thread, run_script
 from foundry.common.ranks import world_size
 from foundry.common.reports import json_line
-from foundry.corpora.reading import as_list, read_rows
+from foundry.corpora.reading import read_rows
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.features import Features, features_of
 from foundry.modeling.found_answers import Engine
@@ -66,15 +67,11 @@ FEATURES = features_of("predict_t5")
 
 
 @dataclass
-class PredictionArguments:
+class PredictionArguments(AnsweringModels):
     """The flags that say which model answers which inputs."""
 
     _argument_group_name = "prediction"
 
-    model_name_or_path: str = option(
-        FINE_TUNED, "Folder or Hub name of the checkpoint. Several: their ensemble.", several=True
-    )
-    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
     input_file: str | None = option(None, "Inputs: a text file, or .json .jsonl .csv .tsv .parquet, also compressed.")
     output_file: str | None = option(None, "Answers as JSON lines. Not set: <input_file>.answers.jsonl.")
     overwrite_output_file: bool = option(False, "Start again instead of resuming --output_file.")
@@ -86,17 +83,11 @@ class PredictionArguments:
     max_samples: int | None = option(None, "Answer the first N inputs only.", at_least=1)
     backend: str = option("transformers", "Library that generates.", choices=("transformers", *BACKENDS))
     bf16: bool = option(False, "Weights in bfloat16; autocast to it where they are held in fewer bytes.")
-    attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
-    )
     use_cpu: bool = option(False, "Generate on the CPU even if there is a GPU.")
     seed: int = option(42, "Seed of --do_sample.", at_least=0)
 
-    models: list[str] = field(init=False)  # all that --model_name_or_path names, of which it then is the first
-
     def __post_init__(self):
-        self.models = as_list(self.model_name_or_path)
-        self.model_name_or_path = self.models[0]
+        super().__post_init__()
         if self.source_column:
             self.source_column = column_names(self.source_column)
 
@@ -156,7 +147,9 @@ def parse_prediction(argv: list[str] | None) -> Plan:
     if not features.of(Frontend):
         check_files(args, "".join(f", or give --{kind.switch}" for kind in frontends()))
     folder = export_of(Path(args.model_name_or_path))
-    check_ensemble(args.models, args.tokenizer_name)
+    instead = {"source_column": args.source_column, "source_prefix": args.source_prefix}
+    instead |= {"max_source_length": args.max_source_length, "max_target_length": search_args.max_new_tokens}
+    check_ensemble(args.models, args.tokenizer_name, [flag for flag, value in instead.items() if value is not None])
     entry, record = PLAIN, {}
     if not any(frontend.as_typed for frontend in features.of(Frontend)):
         entry, record = recorded_task(str(folder), args.dataset_name)

@@ -5,6 +5,7 @@ names_of_tasks -> build_job for each -> default_output_dir -> load_data -> conte
 
 import dataclasses
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,9 +144,11 @@ def build_job(
     return TaskJob(task, models, splits, recorded_rows(model).get(trained.replace("/", "_")))
 
 
-def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[list[LoadedJob], dict[str, str]]:
-    """(jobs with their tokenizer and rows, {task: why it is left out}). UserError if a task lacks its data or its model
-    and --allow_missing is not given, or if all do."""
+def load_data(
+    jobs: list[TaskJob], evaluation: EvaluationArguments, given: Collection[str]
+) -> tuple[list[LoadedJob], dict[str, str]]:
+    """(jobs with their tokenizer and rows, {task: why it is left out}). given: names of the flags that are given.
+    UserError if a task lacks its data or its model and --allow_missing is not given, or if all do."""
     loaded, missing, several_models = [], {}, "{task}" in evaluation.model_name_or_path
     load = functools.cache(lambda model: answering_tokenizer(model, evaluation.tokenizer_name))
     if not several_models:
@@ -156,7 +159,7 @@ def load_data(jobs: list[TaskJob], evaluation: EvaluationArguments) -> tuple[lis
                 for model in job.models:
                     if not is_local_model(model):
                         raise UserError(f"--model_name_or_path {model}: no checkpoint there")
-                check_ensemble(job.models, evaluation.tokenizer_name)
+                check_ensemble(job.models, evaluation.tokenizer_name, given)
             task = LoadedTask(job.task, job.task.read(job.splits), load(job.model), job.trained)
             loaded.append(LoadedJob(task, job.models, job.splits, job.trained))
         except UserError as error:

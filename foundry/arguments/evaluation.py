@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from constants import ATTENTION_IMPLEMENTATIONS, FINE_TUNED
+from constants import FINE_TUNED
+from foundry.arguments.model import AnsweringModels
 from foundry.arguments.sharding import flags_of_deepspeed
 from foundry.arguments.text import LONGEST
 from foundry.arguments.training import LARGEST_SEED, TRACKERS, T5TrainingArguments
 from foundry.common.command_line import parse_arguments
 from foundry.common.flags import option
-from foundry.corpora.reading import as_list
 from foundry.features import Features
 
 _FLOAT16 = "T5's activations overflow in float16. Use --bf16, or neither for float32"
@@ -40,7 +40,7 @@ _INSTEAD = {
 
 
 @dataclass
-class EvaluationArguments:
+class EvaluationArguments(AnsweringModels):
     """The flags that say which checkpoint answers what."""
 
     _argument_group_name = "evaluation"
@@ -50,18 +50,8 @@ class EvaluationArguments:
         "Folder or Hub name; {task} in it stands for the task, as in out/glue/{task}. Several: their ensemble.",
         several=True,
     )
-    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
-    attn_implementation: str | None = option(
-        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
-    )
     split: str | None = option(None, "Split to answer. Not set: evaluation splits; with --do_predict: test splits.")
     allow_missing: bool = option(False, "Leave out tasks without data or checkpoint.")
-
-    models: list[str] = field(init=False)  # all that --model_name_or_path names, of which it then is the first
-
-    def __post_init__(self):
-        self.models = as_list(self.model_name_or_path)
-        self.model_name_or_path = self.models[0]
 
 
 @dataclass

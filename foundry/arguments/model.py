@@ -1,13 +1,32 @@
 """Which model and tokenizer: flags and their checks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from constants import ATTENTION_IMPLEMENTATIONS, LEAST_VOCAB_SIZE, MODEL_SHAPES
+from constants import ATTENTION_IMPLEMENTATIONS, FINE_TUNED, LEAST_VOCAB_SIZE, MODEL_SHAPES
 from foundry.common.flags import check_rules, check_value, option, refuse
+from foundry.corpora.reading import as_list
 
 # Limits of a newly trained tokenizer; its text's letters, and bytes, may need more: `train_tokenizer` says how many.
 LEAST_VOCABULARY = dict(at_least=LEAST_VOCAB_SIZE, unit="(100 of them are sentinels)", at_most=2**21)
 _SHAPES = ", ".join(name.replace("t5-v1_1", "t5-v1_1" if "small" in name else "") for name in MODEL_SHAPES)
+
+
+@dataclass
+class AnsweringModels:
+    """Which models answer. models: all that --model_name_or_path names, of which it then is the first."""
+
+    model_name_or_path: str = option(
+        FINE_TUNED, "Folder or Hub name of the checkpoint. Several: their ensemble.", several=True
+    )
+    tokenizer_name: str | None = option(None, "Tokenizer folder or Hub name. Not set: the checkpoint's own.")
+    attn_implementation: str | None = option(
+        None, "Attention. Not set: transformers' choice.", choices=ATTENTION_IMPLEMENTATIONS
+    )
+    models: list[str] = field(init=False)
+
+    def __post_init__(self):
+        self.models = as_list(self.model_name_or_path)
+        self.model_name_or_path = self.models[0]
 
 
 @dataclass

@@ -257,6 +257,18 @@ class ScriptsTest(parameterized.TestCase):
         _, printed, error = run_main(predict_t5.main, *flags, *files, code=code)
         return [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else [], printed + error
 
+    @parameterized.parameters(("max_source_length", 3, 4), ("max_target_length", 3, 4), ("source_prefix", "a: ", "b: "))
+    def test_flags_stand_in_for_what_two_records_do_not_share(self, name, *values):
+        """The same answers as those of folders without a record."""
+        models = self.copied()
+        flags = ("--model_name_or_path", *models, "--max_source_length", 9, "--source_prefix", "")
+        wanted, _ = self.predict(*flags)
+        (self.folder / "answers.jsonl").unlink()
+        for folder, value in zip(models, values, strict=True):
+            record = dict(benchmark="own", dataset_name="pairs", source_column=["q"], target_column=["a"])
+            write_json(folder / "task.json", record | {"target_type": "text", name: value})
+        self.assertEqual(self.predict(*flags)[0], wanted)
+
     def test_predictions(self):
         """Of a recipe's list of models; answers are continued while the weights of all are the same."""
         (one, two), recipe = self.copied(), self.folder / "recipe.yaml"
