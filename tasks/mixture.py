@@ -31,7 +31,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from data_collator_t5 import T5DataCollator
-from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, OWN, TaskArguments
+from foundry.arguments.task import CORRUPTED, CORRUPTED_SHARE, OWN, TaskArguments, described_tasks
 from foundry.arguments.text import PreTrainingDataArguments
 from foundry.arguments.training import FineTuningArguments, T5TrainingArguments, check_best_metric, global_batch_size
 from foundry.common.errors import UserError
@@ -166,7 +166,7 @@ class Tasks:
             if is_greater_better(name) is None:
                 raise UserError(_unknown_direction(name))
         raise UserError(
-            f"--dataset_name {self.args.dataset_name}: the main metrics {', '.join(names)} have no common mean, since "
+            f"{described_tasks(self.args)}: the main metrics {', '.join(names)} have no common mean, since "
             "they are not better in the same direction. Choose one with --metric_for_best_model: "
             f"{', '.join(self.metric_names)}"
         )

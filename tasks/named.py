@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 
 from constants import DATASET_VALS
-from foundry.arguments.task import BUILTIN_TASK, HUB_PAIRS, LENGTHS, OWN, TaskArguments, task_arguments
+from foundry.arguments.task import BUILTIN_TASK, HUB_PAIRS, LENGTHS, OWN, TaskArguments, described_tasks, task_arguments
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, refuse
 from foundry.common.machine import use_threads_to_tokenise
@@ -33,14 +33,14 @@ def check_tasks(args: TaskArguments) -> dict[str, TaskEntry]:
     names = task_names(args.benchmark, args.dataset_name)
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"--dataset_name {args.dataset_name}: {name} occurs twice. Name it once")
+            raise UserError(f"{described_tasks(args)}: {name} occurs twice. Name it once")
     if names == [OWN]:
         refuse(args, "data_dir", "is for named tasks; give the paths of your own files in full, and leave it out")
     tasks = {name: check_task(dataclasses.replace(args, dataset_name=name)) for name in names}
     if len(tasks) > 1 and OWN not in names:
-        refuse(args, "train_file validation_file", f"needs one task, and --dataset_name names {len(tasks)}")
+        refuse(args, "train_file validation_file", f"needs one task, and {described_tasks(args)} names {len(tasks)}")
     if len(tasks) == 1:
-        refuse(args, "mixing mixing_cap mixing_temperature", "needs several tasks, and --dataset_name names one")
+        refuse(args, "mixing mixing_cap mixing_temperature", f"needs several tasks, and {described_tasks(args)} is one")
     if args.span_corruption_file:
         expand_files("--span_corruption_file", args.span_corruption_file, TEXT_SUFFIXES)
     else:

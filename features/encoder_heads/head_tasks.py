@@ -25,7 +25,7 @@ from features.encoder_heads.label_lists import listed_rows, named_labels
 from features.encoder_heads.tag_schemes import meant_tags, scheme_of
 from features.encoder_heads.tagged_texts import RowFormat, row_format_of, tagged_row
 from features.encoder_heads.word_division import division_of, found_share, running_text
-from foundry.arguments.task import OWN, TaskArguments
+from foundry.arguments.task import OWN, TaskArguments, described_tasks
 from foundry.arguments.training import FineTuningArguments
 from foundry.common.errors import UserError
 from foundry.common.words import listed
@@ -230,7 +230,7 @@ class HeadTasks(Tasks):
             args.target_type = head
         found = named_tasks(args, functools.partial(Task, recorded=self.recorded))
         if len(found) > 1:
-            raise UserError(f"--dataset_name {args.dataset_name}: a head learns one task. Name one of them")
+            raise UserError(f"{described_tasks(args)}: a head learns one task. Name one of them")
         (task,) = found
         target = task.entry.target_type
         if target != head or task.entry.tokenize:

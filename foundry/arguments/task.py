@@ -147,6 +147,15 @@ def split_task(text: str) -> tuple[str | None, str]:
     return first, ",".join(word.removeprefix(f"{first}/") for word in words)
 
 
+def described_tasks(args: TaskArguments) -> str:
+    """How messages name the tasks, in whichever flags they were given: "--task glue/cola,super_glue/rte"."""
+    words = []
+    for word in comma_words(args.dataset_name):
+        is_whole = "/" in word or word == OWN
+        words.append(word if is_whole else f"{args.benchmark}/{word}")
+    return f"--task {','.join(words)}"
+
+
 def task_arguments(values: dict) -> TaskArguments:
     """The TaskArguments among the flags that a run.json or task.json holds."""
     known = {field.name for field in dataclasses.fields(TaskArguments)}

@@ -507,7 +507,8 @@ def exit_on_user_error() -> Iterator[None]:
             raise
         if is_first_of_its_node() or not is_of_user:
             text = str(error) if is_of_user else f"{type(error).__name__}: {error}"
-            text = one_line(" ".join(text.split())) or type(error).__name__
+            lines = filter(None, map(str.strip, text.splitlines()))
+            text = one_line(" ".join(lines)) or type(error).__name__
             if len(text) > 2000:
                 text = f"{text[:1500]} ... {text[-400:]}"
             rank = "" if is_first_process() else f", rank {os.environ['RANK']} on {socket.gethostname()}"

@@ -97,6 +97,8 @@ def _named(flag: str, text: str, suffixes: tuple[str, ...]) -> FoundFiles:
         else:
             files.append(file)
     if not files:
+        if split_weights(flag, [text])[1]:
+            raise UserError(f"{flag} {text}: a weight is for --train_file of a pre-training; leave it out here")
         found = ""
         for reason, names in files.left_out.items():
             found += f"; {len(names):,} left out ({reason}): {_three(names)}"

@@ -25,7 +25,8 @@ _BLEU_TOKENIZERS = {
     UNSPACED: ("char", (), "char"),
 }
 _BY_SPACES = ("chrf++", "squad_f1", "word_accuracy")  # metrics that know no other words than those between spaces
-OF_WORDS = frozenset(("bleu", "ter", *_BY_SPACES))  # metrics that `remarks` may have something to say of
+_OF_LETTERS = ("chrf", "chrf++")
+OF_WORDS = frozenset(("bleu", "ter", *_BY_SPACES, *_OF_LETTERS))  # metrics that `remarks` may have something to say of
 
 
 @functools.cache
@@ -79,6 +80,9 @@ def remarks(metrics: Collection[str], references: Sequence[list[str]]) -> list[s
     blind = [name for name in metrics if name in _BY_SPACES or name == "ter" and script == UNSPACED]
     if blind and script not in (SPACED, KOREAN):
         found.append(f"{', '.join(blind)} takes what is between spaces for words, and these targets have few spaces")
+    empty = sum(not any(texts) for texts in references) / len(references)
+    if empty > 0.1 and (of_letters := [name for name in metrics if name in _OF_LETTERS]):
+        found.append(f"{', '.join(of_letters)} leaves out rows with an empty target: {_share(empty, 'empty')}")
     if "bleu" not in metrics:
         return found
     used, (better, packages, _) = bleu_tokenizer(script), _BLEU_TOKENIZERS[script]
@@ -86,9 +90,13 @@ def remarks(metrics: Collection[str], references: Sequence[list[str]]) -> list[s
         lacks = f" ({better} needs {' and '.join(packages)})" if used != better else ""
         found.append(f"bleu counts words of sacrebleu's tokenizer {used}, for targets in {script}{lacks}")
     if (share := _share_of_short(used, references)) > 0.5:
-        short = f"{100 * share:.0f} % of the targets are so short" if share < 1 else "so short are all targets"
+        short = _share(share, "so short")
         found.append(f"bleu is 0 of answers of fewer than {_FEWEST} words, which it counts together: {short}")
     return found
+
+
+def _share(share: float, what: str) -> str:
+    return f"{100 * share:.0f} % of the targets are {what}" if share < 1 else f"{what} are all targets"
 
 
 def _share_of_short(tokenizer: str, references: Sequence[list[str]]) -> float:

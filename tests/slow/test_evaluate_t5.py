@@ -403,7 +403,7 @@ class EvaluateTest(parameterized.TestCase):
         ("task", "--dataset_name colla: .*did you mean cola", [], dict(task="colla")),
         ("flag", "--splt: no such flag; did you mean --split", ["--splt", "x"], {}),
         ("two_tasks_one_unknown", "--dataset_name colla: .*did you mean cola", [], dict(task="mnli,colla")),
-        ("twice", "--dataset_name cola,cola: cola occurs twice", [], dict(task="cola,cola")),
+        ("twice", "--task glue/cola,glue/cola: cola occurs twice", [], dict(task="cola,cola")),
         ("all_without_data", r"lacks 6 of 9 tasks(.|\n)*sst2: .*no file SST-2/dev.tsv", [], dict(task="all")),
         (
             "part_of_a_submission",

@@ -112,12 +112,13 @@ class AddedTokensTest(parameterized.TestCase):
     @parameterized.parameters(
         ("--add_tokens {", "name the tokenizer with --from_tokenizer"),
         ("--from_tokenizer OLD", "name the new tokens with --add_tokens"),
+        ("--from_tokenizer OLD --add_tokens SPACES", "--add_tokens '  ': "),
         ("--from_tokenizer OLD --add_tokens { --vocab_size 500", "--vocab_size 500: is for a tokenizer that is"),
         ("--from_tokenizer OLD --add_tokens </s>", "all of them are tokens of .* already"),
         ("--from_tokenizer nowhere --add_tokens {", "--from_tokenizer nowhere: no tokenizer there"),
     )
     def test_mistakes(self, flags, message):
-        argv = flags.replace("OLD", str(self.folder / "old")).split()
+        argv = [{"SPACES": "  ", "OLD": str(self.folder / "old")}.get(word, word) for word in flags.split()]
         _, _, errors = self.run_script(*argv, code=2)
         self.assertRegex(errors, message)
         self.assertLen(errors.splitlines(), 1)

@@ -581,6 +581,7 @@ class FilesTest(TestCase):
         ("a.pdf", "--train_file .*a.pdf"),
         ("a.zip", "a.zip: looks like a zip archive"),
         ("empty.txt", "empty.txt: the file is empty"),
+        ("a.txt.gz:0.5", "--train_file .*a.txt.gz:0.5: a weight"),
     )
     def test_refused(self, name, message):
         for file, content in (("a.pdf", b"%PDF-1.7\n\xe2\xe3"), ("a.zip", b"PK\x03\x04\x14\0"), ("folder/b.pdf", b"x")):

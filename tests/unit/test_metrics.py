@@ -270,6 +270,8 @@ class TextMetricsTest(parameterized.TestCase):
         (["bleu", "squad_f1"], ["one two three", "one two three four"], []),
         (["bleu"], ["one two three", "red", "one two three four"], ["fewer than 4 words", "67 %"]),
         (["bleu"], ["one two three"], ["fewer than 4 words", "all targets"]),
+        (["chrf"], ["", "red", ""], ["chrf leaves out rows with an empty target", "67 %"]),
+        (["chrf", "chrf++"], ["red", "green"], []),
     )
     def test_remarks_on_words(self, metrics, targets, named):
         with mock.patch("importlib.util.find_spec", return_value=None):
@@ -277,6 +279,9 @@ class TextMetricsTest(parameterized.TestCase):
         for part in named:
             self.assertIn(part, found)
         self.assertEqual(bool(found), bool(named))
+        if "67 %" in named and "chrf" in metrics:
+            scores = [METRICS["chrf"]([answer, "red", ""], [[text] for text in targets]) for answer in ("", "blue")]
+            self.assertEqual(scores, [100, 100])
         if "all targets" in named:
             self.assertEqual(METRICS["bleu"](targets, [[text] for text in targets]), 0)
 

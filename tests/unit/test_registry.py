@@ -703,7 +703,9 @@ class MainMetricTest(TestCase):
         right = dict(target_type="text", metrics=["exact_match"])
         self.assertTrue(self.flags(right, right)["greater_is_better"])
         self.assertFalse(self.flags(error, error)["greater_is_better"])
-        with self.assertRaisesRegex(UserError, "diacritic_error_rate, exact_match have no common mean.*--metric_for_b"):
+        with self.assertRaisesRegex(
+            UserError, "--task mine/a,mine/b: .* diacritic_error_rate, exact_match have no common mean.*--metric_for_b"
+        ):
             self.flags(error, right)
         mine = dict(target_type="text", metrics={"mine": len})
         with self.assertRaisesRegex(
