@@ -32,6 +32,7 @@ from foundry.common.flags import option
 from foundry.common.machine import run_script
 from foundry.common.paths import check_folder
 from foundry.common.reports import end_summary, write_aside
+from foundry.common.words import listed
 
 # How many letters and symbols a step of an alignment takes, and how likely each is before anything is learnt.
 STEPS = {(1, 1): 1.0, (1, 0): 0.1, (2, 1): 0.1, (1, 2): 0.1, (3, 1): 0.02, (0, 1): 0.02, (2, 0): 0.01}
@@ -178,19 +179,21 @@ def recombined(pairs: Sequence[Pair], rows: int, seed: int) -> list[Pair]:
     return made
 
 
-def pairs_of(args: RecombinationArguments) -> list[Pair]:
-    """The pairs of --train_file, those without letters or symbols left out."""
+def pairs_of(args: RecombinationArguments) -> tuple[list[Pair], list[str]]:
+    """(the pairs of --train_file, numbers of the rows that are none, without letters or symbols)."""
     from tasks import row_texts
     from tasks.mixture import unsplit_task
 
     task = unsplit_task(args, ("train_file", "source_column", "target_column", "tsv_header"))
-    pairs = []
-    for row in task.training_rows():
+    pairs, left_out = [], []
+    for number, row in enumerate(task.training_rows(), start=1):
         letters = unicodedata.normalize("NFD", row_texts.source_text(task.entry, row))
         symbols = tuple(row_texts.target_text(task.name, task.entry, row).split())
         if letters and symbols:
             pairs.append((letters, symbols))
-    return pairs
+        else:
+            left_out.append(str(number))
+    return pairs, left_out
 
 
 @exit_on_user_error()
@@ -198,7 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the script; returns how many pairs it made."""
     (args,) = parse_arguments([RecombinationArguments], argv, about=__doc__)
     check_recombination(args)
-    pairs = pairs_of(args)
+    pairs, left_out = pairs_of(args)
     made = recombined(pairs, args.rows, args.seed)
     if not made:
         raise UserError(f"--train_file {' '.join(args.train_file)}: no two pairs have the same letters around a cut")
@@ -207,7 +210,8 @@ def main(argv: list[str] | None = None) -> int:
     for letters, symbols in made:
         lines.append(unicodedata.normalize("NFC", letters) + "\t" + " ".join(symbols))
     write_aside(Path(args.output_file), lambda path: path.write_text("\n".join(lines) + "\n", encoding="utf-8"))
-    rows = {"pairs": f"{len(pairs):,}", "made": f"{len(made):,} of at most {args.rows:,}"}
+    empty = f"{len(left_out):,} rows without letters or symbols: {listed(left_out)}" if left_out else None
+    rows = {"pairs": f"{len(pairs):,}", "left out": empty, "made": f"{len(made):,} of at most {args.rows:,}"}
     first = [f"{letters}  {' '.join(symbols)}" for letters, symbols in made[:3]]
     end_summary(rows | {"such as": "; ".join(first), "written to": args.output_file}, title="recombined pairs")
     return len(made)

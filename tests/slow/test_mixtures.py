@@ -317,10 +317,10 @@ class RunTest(parameterized.TestCase):
         self.assertRegex(errors.getvalue(), message)
 
     @parameterized.named_parameters(
-        ("twice", "size,size", [], "--task wi/size,wi/size: size occurs twice"),
-        ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*--task wi/size,wi/echo"),
+        ("twice", "size,size", [], "--task mine/size,mine/size: size occurs twice"),
+        ("file_of_one", "size,echo", ["--train_file", "{}/size_dev.jsonl"], "--train_file .*--task mine/size,mine/echo"),
         ("of_equal", "size,echo", ["--mixing_temperature", "3", "--mixing", "equal"], "_temperature 3.0: needs"),
-        ("one_task", "size", [], "--mixing temperature: needs several tasks, and --task wi/size is one"),
+        ("one_task", "size", [], "--mixing temperature: needs several tasks, and --task mine/size is one"),
         ("order", "size,echo", ["--train_sampling_strategy", "sequential"], "rows of a mixture come in random order"),
         ("metric", "size,echo", ["--metric_for_best_model", "pearson"], "no metric of this run.*echo_rouge1.*average"),
         ("all", "all", [], "no file nothing_train.jsonl, which task wrong_file reads as train"),

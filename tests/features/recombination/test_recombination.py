@@ -36,8 +36,10 @@ class RecombinationTest(parameterized.TestCase):
 
     @parameterized.parameters((0, 1, ""), ("word", "phones", "word\tphones"))
     def test_made_pairs_follow_the_rules_of_the_language(self, source, target, header):
-        path = self.write(WORDS, header)
-        lines, _ = self.make("--train_file", path, "--source_column", source, "--target_column", target, "--rows", 20)
+        path = self.write([*WORDS, "h"], header)  # which is silent
+        columns = ("--source_column", source, "--target_column", target)
+        lines, printed = self.make("--train_file", path, *columns, "--rows", 20)
+        self.assertRegex(printed, rf"left out +1 rows without letters or symbols: {len(WORDS) + 1}\n")
         if header:
             self.assertEqual(lines.pop(0), header)
         self.assertLen(lines, 20)
