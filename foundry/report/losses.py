@@ -33,6 +33,7 @@ BREAKS = {"\n": "line break", "\r": "carriage return", "\t": "tab"}
 LEADING, DOUBLE, BETWEEN = "leading space", "double spaces", "space between words"
 INDENTED = "indentation of plain text"  # which its reader leaves out
 WHOLE, PARTS, UPPER, OTHER = "the whole text", "letters in parts (NFD)", "upper case", "other changes"
+APART = "letters taken apart (NFD)"  # which a source may well be: no letter is another to the model
 UNKNOWN, CHANGED = "<unk>", "changed"  # characters without a token, and those read as others
 _HOW = {UNKNOWN: " (<unk>)", CHANGED: " (read as others)"}
 CURE = "create_tokenizer.py --normalization identity"  # for letters that a rule of the tokenizer folds
@@ -173,6 +174,9 @@ def _lost(
     if composed != text and any(map(unicodedata.combining, missing)):
         found[PARTS] = set()
         missing, more = Counter(composed) - read_back, read_back - Counter(composed)
+    if more and unicodedata.normalize("NFC", read) == composed:
+        found[APART] = set()
+        missing = Counter()
     for character in missing.keys() - {" "}:
         found.setdefault(_kind(character, more, is_unknown), set()).add(character)
     inner, inner_read = text.lstrip(" "), read.lstrip(" ")
@@ -218,6 +222,8 @@ def described_losses(losses: dict[str, dict[str, Losses]], own: bool = False) ->
         texts += both.texts
         kinds = sorted(both.kinds, key=both.kinds.get, reverse=True)
         is_folded = is_folded or CHANGED in kinds
+        if what == "sources" and APART in kinds:
+            kinds.remove(APART)
         for kind in kinds[:MOST_KINDS]:
             shares = {}
             for split, one in of_split.items():

@@ -6,6 +6,7 @@ family with transformers' layers, for the same masks of dropout.
 
 import copy
 import functools
+import math
 from unittest import mock
 
 import torch
@@ -40,18 +41,24 @@ def bits_of(*shape: int) -> torch.Tensor:
 
 class FunctionsTest(parameterized.TestCase):
     @parameterized.parameters((1,), (8,), (3, 5, 7), (2, 4, 33, 9))
-    def test_bits_are_the_mask_of_torchs_dropout(self, *shape):
-        torch.manual_seed(3)
-        expected, after = dropout(torch.ones(shape), 0.3), torch.rand(1)
-        torch.manual_seed(3)
-        bits = recomputed.drawn_bits(shape, 0.3, torch.device("cpu"))
-        self.assertEqual(torch.rand(1), after)  # the generator went on as far
-        self.assertEqual(bits.nbytes, -(-expected.numel() // 8))
-        torch.testing.assert_close(recomputed.kept_of(bits, shape), expected != 0)
-        given = torch.randn(shape).bfloat16()
-        torch.manual_seed(3)
-        found = recomputed.dropped(given, recomputed.kept_of(bits, shape), 0.3)
-        self.assertTrue(torch.equal(found, dropout(given, 0.3)))
+    def test_factors_are_those_of_torchs_dropout(self, *shape):
+        bits = bits_of(*shape)
+        self.assertEqual(bits.nbytes, -(-math.prod(shape) // 8))
+        self.assertTrue(torch.equal(bits, bits_of(*shape)))  # of torch's generator
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            found = recomputed.dropped(torch.ones(shape, dtype=dtype), recomputed.kept_of(bits, shape), 0.3)
+            (kept,) = dropout(torch.ones(64, dtype=dtype), 0.3).unique()[1:]
+            self.assertTrue(torch.equal(found, torch.where(found > 0, kept, 0)))
+
+    @parameterized.parameters(1e-4, 0.1, 0.3, 0.5, 0.999)
+    def test_each_number_is_dropped_by_itself_at_the_rate(self, rate):
+        """Within five standard deviations: how many are dropped, and how many together with the next ones."""
+        count = 2**20
+        bits = recomputed.drawn_bits((count,), rate, torch.device("cpu"))
+        lost = recomputed.kept_of(bits, (count,)).eq(0).double()
+        for apart, chance in ((0, rate), (1, rate**2), (2, rate**2), (3, rate**2), (4, rate**2), (8, rate**2)):
+            share = (lost * lost.roll(apart)).mean().item()
+            self.assertLess(abs(share - chance), 5 * math.sqrt(chance * (1 - chance) / count) + 2**-16)
 
     def test_norm(self):
         norm = T5LayerNorm(6).double()
@@ -170,7 +177,18 @@ def worst_error(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
     return max(errors)
 
 
+def masked_by_bits(hidden, p=0.5, training=True, *_):
+    """torch.nn.functional.dropout, with the masks of this package."""
+    if not training or not 0 < p < 1:
+        return hidden
+    bits = recomputed.drawn_bits(hidden.shape, p, hidden.device)
+    return recomputed.dropped(hidden, recomputed.kept_of(bits, hidden.shape), p)
+
+
 class ModelsTest(parameterized.TestCase):
+    def setUp(self):
+        self.enter_context(mock.patch("torch.nn.functional.dropout", masked_by_bits))
+
     def assert_same_step(self, plain, less, bf16=False, fewer=0.8, has_float32=True) -> None:
         """Loss, gradients and random numbers of both models are the same, and the second keeps fewer bytes.
         has_float32: whether the model can be trained without autocast."""
@@ -192,7 +210,8 @@ class ModelsTest(parameterized.TestCase):
     def test_a_step_of_every_family(self, family, attention, rate, bf16):
         if family in ONLY_EAGER and attention != "eager":
             self.skipTest("LongT5 has one attention")
-        plain, less = (new_model(family, attention, rate) for _ in "ab")
+        plain = new_model(family, "eager" if rate else attention, rate)  # sdpa draws masks within torch
+        less = new_model(family, attention, rate)
         recomputed.recompute_cheap(less)
         recomputed.recompute_cheap(less)  # a second call changes nothing
         self.assertEqual([type(m).__name__ for m in less.modules()], [type(m).__name__ for m in plain.modules()])

@@ -28,6 +28,7 @@ import predict_t5
 from data_collator_t5 import find_sentinel_ids
 from foundry.arguments.task import TaskArguments
 from foundry.corpora.tokenizers import decoded, encode_targets, load_tokenizer, tokenizer_fingerprint
+from foundry.report.losses import described_losses, round_trip
 from foundry.report.unknown import LetterCounts
 from tasks.mixture import Tasks
 from tasks.report import described_few_rows
@@ -108,6 +109,9 @@ class CharactersTest(parameterized.TestCase):
             ids = encode_targets(tokenizer, [target])
             self.assertEqual(tokenizer.convert_ids_to_tokens(ids[0]), ["▁\u00e7", "▁t", "▁\u0065\u0301", "</s>"])
             self.assertEqual(decoded(tokenizer, ids), [target])
+            losses, _ = round_trip(tokenizer, ["\u00e9t\u00e9"])
+            self.assertEqual(losses.kinds, {"letters taken apart (NFD)": 1})
+            self.assertEqual(described_losses({"train": {"sources": losses}}), "nothing, of 1 texts tried")
 
     def test_special_tokens_and_sentinels(self):
         roles = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, self.tokenizer.unk_token_id
