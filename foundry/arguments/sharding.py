@@ -25,6 +25,8 @@ _FLAGS_IN_FILE = {
     "train_micro_batch_size_per_gpu": "per_device_train_batch_size",
 }
 DEEPSPEED_WARMUP_STEPS = 1000  # of a schedule that does not say how many
+# DeepSpeed sums micro-batches in the type of its weights: in bfloat16 a sum of 256 equal ones grows no more.
+_PARTS_IN_BFLOAT16 = 128
 # {DeepSpeed's schedule: (--lr_scheduler_type, its key for the share of the peak at the last step, that key's default)}
 _SCHEDULES = {
     "WarmupLR": ("constant_with_warmup", None, None),
@@ -258,12 +260,14 @@ def completed_deepspeed(path: str) -> dict:
 
 
 def check_deepspeed(args: Any) -> None:
-    """UserError if the file of `--deepspeed` contradicts the flags."""
+    """Lets many micro-batches be summed in float32. UserError if the file of `--deepspeed` contradicts the flags."""
     if differ := [text.removeprefix("- ds ") for text in args.hf_deepspeed_config.mismatches]:
         raise UserError(
             f"--deepspeed {args.deepspeed}: differs from the flags ({'; '.join(differ)}): write "
             '"auto" there, and give the flags'
         )
+    if args.bf16 and args.gradient_accumulation_steps > _PARTS_IN_BFLOAT16 and zero_stage(args) > 1:
+        args.hf_deepspeed_config.config.setdefault("data_types", {}).setdefault("grad_accum_dtype", "fp32")
     # Every rank builds the whole model, so that it begins with the same weights as in any other launch.
     # DeepSpeed shards them later, when T5Trainer has set the configuration again.
     unset_hf_deepspeed_config()
