@@ -6,7 +6,7 @@
 # For whom: quantised T5 encoders of diffusion models (T5 v1.1 XXL) and Flan-T5 as GGUF in transformers and what builds
 #   on it: the states are others, and nothing fails. After loading, give each layer's act (DenseReluDense) the value
 #   ACT2FN["gelu_new"].
-# Versions: transformers 5.24.0, torch 2.13.0, gguf 0.19.0, numpy 2.4.6. 2026-11-29.
+# Versions: transformers 5.24.0, accelerate 1.15.0, torch 2.13.0, gguf 0.19.0, numpy 2.4.6. 2026-11-29.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -14,7 +14,7 @@ cd "$folder"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore OMP_NUM_THREADS=1
 "${PYTHON:-python3}" -m venv venv
 venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile torch==2.13.0 transformers==5.24.0 \
-  gguf==0.19.0 numpy==2.4.6
+  accelerate==1.15.0 gguf==0.19.0 numpy==2.4.6
 cat > finding.py <<'END'
 from importlib.metadata import version
 
