@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel, UMT5Config
 
 from features import MORE_FAMILIES
 from foundry.common.by_name import resolve
@@ -221,11 +221,13 @@ class LongT5(Family):
         return super().encoder_attention_flops(config, source) + of_global
 
 
+# Up to transformers 5.23 umT5 asks whether its head is the embedding, and has no setting of its own for this.
+_OF_UMT5 = "scale_decoder_outputs" if hasattr(UMT5Config(), "scale_decoder_outputs") else "tie_word_embeddings"
 # fmt: off
 FAMILIES = {
     "t5": Family("T5 v1.0 and v1.1, Flan-T5, ByT5"),
     "mt5": Family("mT5", head_scaled_by=None),
-    "umt5": Family("umT5", head_scaled_by="tie_word_embeddings"),
+    "umt5": Family("umT5", head_scaled_by=_OF_UMT5),
     "longt5": LongT5(
         "LongT5",
         {
