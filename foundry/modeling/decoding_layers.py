@@ -15,6 +15,7 @@ Legend of shapes: G sources in slots, K rows of each (beams or draws), N = G * K
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ from foundry.modeling.recomputed import is_plain_product
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
-LARGE = 2**15  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
+LARGE = 2**17  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
+KEPT = 128  # source tokens up to which an encoder keeps its biases: 1 MB or less for each layer that has some
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
@@ -43,13 +45,8 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
     return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
 
 
-def multiplied_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T."""
-    return multiplied(x, weight.T)
-
-
 class Matrices:
-    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... that read the same x.
+    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... of one size that read the same x.
 
     packs: whether they are joined, and packed for oneDNN if they are large, which takes a copy of them; else they are
     read where they are. dtype: of the products.
@@ -57,18 +54,19 @@ class Matrices:
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
         weights = [matrix_of(layer).to(dtype) for layer in layers]
-        self.sizes, self.dtype, self.multiply = [len(weight) for weight in weights], dtype, multiplied_by
+        self.count, self.dtype, self.multiply = len(layers), dtype, multiplied
         if packs and has_onednn(weights[0].device):
             weights = [torch.cat(weights)]
             if weights[0].numel() >= LARGE:
                 weights = [torch.ops.mkldnn._reorder_linear_weight(weights[0])]
                 self.multiply = product
-        self.weights = weights
+        self.weights = weights if self.multiply is product else [weight.T for weight in weights]
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        x = x.to(self.dtype)
+        if x.dtype != self.dtype:
+            x = x.to(self.dtype)
         found = [self.multiply(x, weight) for weight in self.weights]
-        return found if len(found) == len(self.sizes) else found[0].split(self.sizes, dim=-1)
+        return found if len(found) == self.count else found[0].chunk(self.count, dim=-1)
 
 
 # ---------------------------------------------------------------- parts of a layer
@@ -96,7 +94,7 @@ class FeedForward:
         gates = [inner.wi_0, inner.wi_1] if hasattr(inner, "wi_0") else [inner.wi]
         self.norm, self.activation = Norm(part.layer_norm), inner.act
         if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
-            self.activation = nn.GELU(approximate="tanh")
+            self.activation = partial(F.gelu, approximate="tanh")
         self.wide, self.out = Matrices(gates, dtype, packs), Matrices([inner.wo], dtype, packs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -144,6 +142,11 @@ def weighed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mas
     return torch.bmm(scores.softmax(-1), values)
 
 
+def swapped(x: torch.Tensor, outer: int, inner: int, width: int) -> torch.Tensor:
+    """[..., inner, outer, width] of x [..., outer, inner, width], which may have another shape."""
+    return x if 1 in (outer, inner) else x.view(-1, outer, inner, width).transpose(1, 2)
+
+
 def type_of_products(model: PreTrainedModel) -> torch.dtype:
     """The type in which matrices are multiplied: that of autocast, else of the weights."""
     device = model.device.type
@@ -171,6 +174,17 @@ class Encoder:
             (SelfAttention(block.layer[0], self.dtype, False), FeedForward(block.layer[-1], self.dtype, False))
             for block in encoder.block
         ]
+        self.biases: dict[nn.Module, torch.Tensor] = {}  # [1, H, KEPT, KEPT] of the modules that have some
+
+    def bias_of(self, module: nn.Module, width: int) -> torch.Tensor:
+        """The biases [1, H, width, width], which depend on distances alone."""
+        known = max(width, KEPT)
+        if module in self.biases and width <= KEPT:
+            return self.biases[module][..., :width, :width]
+        bias = module.compute_bias(known, known, device=self.embedding.weight.device).to(self.dtype)
+        if known == KEPT:
+            self.biases[module] = bias
+        return bias[..., :width, :width]
 
     def __call__(self, ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = ids.shape
@@ -178,7 +192,7 @@ class Encoder:
         x = self.embedding(ids)
         for attention, feed_forward in self.layers:
             if attention.bias is not None:
-                mask = attention.bias.compute_bias(width, width, device=ids.device).to(self.dtype)
+                mask = self.bias_of(attention.bias, width)
                 if padding is not None:
                     mask = mask + padding
             parts = attention.read(attention.norm(x))
@@ -236,9 +250,8 @@ class Decoder:
             (out,) = attention.out(seen.view(rows, heads * width))
             x = x + out
             (queries,) = cross.read(cross.norm(x))
-            queries = queries.view(-1, memory.rows, heads, width).transpose(1, 2)
-            seen = weighed(queries.flatten(0, 1), *source, memory.padding)
-            seen = seen.view(-1, heads, memory.rows, width).transpose(1, 2)
+            queries = swapped(queries, memory.rows, heads, width).reshape(-1, memory.rows, width)
+            seen = swapped(weighed(queries, *source, memory.padding), heads, memory.rows, width)
             (out,) = cross.out(seen.reshape(rows, heads * width))
             x = feed_forward(x + out)
         x = self.last_norm(x)
@@ -295,7 +308,7 @@ class KVCache:
         self.lengths: list[int] = []  # tokens of the source
         self.begin = self.end = 0  # columns in use
         self.cache, self.source_cache = self._empty(slots * rows, COLUMNS), self._empty(0, 0)
-        self.used = self.cache  # of the rows in use: [2, layers, N * H, C, D]
+        self.rows_in_use = self.heads_in_use = self.cache  # [2, layers, N, H, C, D], [2, layers, N * H, C, D]
         self.column = self.written = self.sources = ()
         self.unseen: torch.Tensor | None = None
         self.padding: torch.Tensor | None = None
@@ -369,7 +382,8 @@ class KVCache:
         self._update_columns()
 
     def _update_columns(self) -> None:
-        self.used, self.unseen = self.cache[:, :, : self.count * self.rows].flatten(2, 3), None
+        self.rows_in_use, self.unseen = self.cache[:, :, : self.count * self.rows], None
+        self.heads_in_use = self.rows_in_use.flatten(2, 3)
         if max(self.starts) > self.begin:
             columns = torch.arange(self.cache.shape[4])
             is_before = columns < torch.tensor(self.starts).repeat_interleave(self.rows)[:, None]
@@ -380,10 +394,10 @@ class KVCache:
         """Makes the column into which the next step writes the last of those in use."""
         if self.end == self.cache.shape[4]:
             self._make_room()
-        keys, values = self.cache[:, :, : self.count * self.rows, :, self.end].unbind()
+        keys, values = self.rows_in_use.select(4, self.end).unbind()
         self.column = [*zip(keys.unbind(), values.unbind(), strict=True)]
         self.end += 1
-        keys, values = self.used.narrow(3, self.begin, self.span).unbind()
+        keys, values = self.heads_in_use.narrow(3, self.begin, self.span).unbind()
         self.written = [*zip(keys.mT.unbind(), values.unbind(), strict=True)]
 
     def _make_room(self) -> None:
