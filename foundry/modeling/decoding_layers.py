@@ -15,6 +15,7 @@ Legend of shapes: G sources in slots, K rows of each (beams or draws), N = G * K
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ from foundry.modeling.recomputed import is_plain_product
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
-LARGE = 2**15  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
+LARGE = 2**17  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
+KEPT = 128  # source tokens up to which an encoder keeps its biases: 64 kB a head of each layer that has some
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
@@ -43,13 +45,8 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
     return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
 
 
-def multiplied_by(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x W^T."""
-    return multiplied(x, weight.T)
-
-
 class Matrices:
-    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... that read the same x.
+    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... of one size that read the same x.
 
     packs: whether they are joined, and packed for oneDNN if they are large, which takes a copy of them; else they are
     read where they are. dtype: of the products.
@@ -57,24 +54,36 @@ class Matrices:
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
         weights = [matrix_of(layer).to(dtype) for layer in layers]
-        self.sizes, self.dtype, self.multiply = [len(weight) for weight in weights], dtype, multiplied_by
+        self.count, self.dtype, self.multiply = len(layers), dtype, multiplied
         if packs and has_onednn(weights[0].device):
             weights = [torch.cat(weights)]
             if weights[0].numel() >= LARGE:
                 weights = [torch.ops.mkldnn._reorder_linear_weight(weights[0])]
                 self.multiply = product
-        self.weights = weights
+        self.weights = weights if self.multiply is product else [weight.T for weight in weights]
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        x = x.to(self.dtype)
+        if x.dtype != self.dtype:
+            x = x.to(self.dtype)
         found = [self.multiply(x, weight) for weight in self.weights]
-        return found if len(found) == len(self.sizes) else found[0].split(self.sizes, dim=-1)
+        return found if len(found) == self.count else found[0].chunk(self.count, dim=-1)
 
 
 # ---------------------------------------------------------------- parts of a layer
-def normed(norm: nn.Module, x: torch.Tensor) -> torch.Tensor:
+class Norm:
     """T5's layer norm: x divided by its root mean square, times the norm's weights."""
-    return F.rms_norm(x, x.shape[-1:], norm.weight, norm.variance_epsilon)
+
+    def __init__(self, norm: nn.Module):
+        self.weight, self.epsilon, width = norm.weight, norm.variance_epsilon, len(norm.weight)
+        # x / sqrt(|x|^2 / width + epsilon), in float32 on a CPU: four calls, of which torch's own makes more.
+        self.scaled = norm.weight * width**0.5
+        self.least = torch.tensor((width * self.epsilon) ** 0.5, device=norm.weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if x.dtype != torch.float32 or not x.is_cpu:
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.epsilon)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x / length.hypot_(self.least) * self.scaled
 
 
 class FeedForward:
@@ -83,13 +92,13 @@ class FeedForward:
     def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
         inner = part.DenseReluDense
         gates = [inner.wi_0, inner.wi_1] if hasattr(inner, "wi_0") else [inner.wi]
-        self.norm, self.activation = part.layer_norm, inner.act
+        self.norm, self.activation = Norm(part.layer_norm), inner.act
         if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
-            self.activation = nn.GELU(approximate="tanh")
+            self.activation = partial(F.gelu, approximate="tanh")
         self.wide, self.out = Matrices(gates, dtype, packs), Matrices([inner.wo], dtype, packs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        first, *others = self.wide(normed(self.norm, x))
+        first, *others = self.wide(self.norm(x))
         inner = self.activation(first)
         for gate in others:
             inner = inner * gate
@@ -102,7 +111,7 @@ class SelfAttention:
 
     def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
         inner = part.SelfAttention
-        self.norm, self.bias = part.layer_norm, inner if inner.has_relative_attention_bias else None
+        self.norm, self.bias = Norm(part.layer_norm), inner if inner.has_relative_attention_bias else None
         self.read = Matrices([inner.q, inner.k, inner.v], dtype, packs)
         self.out = Matrices([inner.o], dtype, packs)
 
@@ -112,7 +121,7 @@ class CrossAttention:
 
     def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
         inner = part.EncDecAttention
-        self.norm = part.layer_norm
+        self.norm = Norm(part.layer_norm)
         self.sources = Matrices([inner.k, inner.v], dtype, packs=False)
         self.read, self.out = Matrices([inner.q], dtype, packs), Matrices([inner.o], dtype, packs)
 
@@ -122,6 +131,20 @@ def attended(
 ) -> torch.Tensor:
     """[B, H, Q, D] of queries [B, H, Q, D], keys and values [B, H, K, D]. mask: added to the scores."""
     return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=1.0)
+
+
+def weighed(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """The same of few queries: [B, Q, D] of queries [B, Q, D], keys [B, D, K] and values [B, K, D]."""
+    if queries.dtype != torch.float32 or not queries.is_cpu:
+        mask = None if mask is None else mask[:, None]
+        return attended(queries[:, None], keys.mT[:, None], values[:, None], mask)[:, 0]
+    scores = torch.bmm(queries, keys) if mask is None else torch.baddbmm(mask, queries, keys)
+    return torch.bmm(scores.softmax(-1), values)
+
+
+def swapped(x: torch.Tensor, outer: int, inner: int, width: int) -> torch.Tensor:
+    """[..., inner, outer, width] of x [..., outer, inner, width], which may have another shape."""
+    return x if 1 in (outer, inner) else x.view(-1, outer, inner, width).transpose(1, 2)
 
 
 def type_of_products(model: PreTrainedModel) -> torch.dtype:
@@ -146,11 +169,22 @@ class Encoder:
     def __init__(self, model: PreTrainedModel):
         encoder, self.dtype = model.encoder, type_of_products(model)
         self.heads, self.embedding = model.config.num_heads, encoder.embed_tokens
-        self.last_norm = encoder.final_layer_norm
+        self.last_norm = Norm(encoder.final_layer_norm)
         self.layers = [
             (SelfAttention(block.layer[0], self.dtype, False), FeedForward(block.layer[-1], self.dtype, False))
             for block in encoder.block
         ]
+        self.biases: dict[nn.Module, torch.Tensor] = {}  # [1, H, KEPT, KEPT] of the modules that have some
+
+    def bias_of(self, module: nn.Module, width: int) -> torch.Tensor:
+        """The biases [1, H, width, width], which depend on distances alone."""
+        known = max(width, KEPT)
+        if module in self.biases and width <= KEPT:
+            return self.biases[module][..., :width, :width]
+        bias = module.compute_bias(known, known, device=self.embedding.weight.device).to(self.dtype)
+        if known == KEPT:
+            self.biases[module] = bias
+        return bias[..., :width, :width]
 
     def __call__(self, ids: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         rows, width = ids.shape
@@ -158,14 +192,14 @@ class Encoder:
         x = self.embedding(ids)
         for attention, feed_forward in self.layers:
             if attention.bias is not None:
-                mask = attention.bias.compute_bias(width, width, device=ids.device).to(self.dtype)
+                mask = self.bias_of(attention.bias, width)
                 if padding is not None:
                     mask = mask + padding
-            parts = attention.read(normed(attention.norm, x))
+            parts = attention.read(attention.norm(x))
             queries, keys, values = (part.view(rows, width, self.heads, -1).transpose(1, 2) for part in parts)
             (out,) = attention.out(attended(queries, keys, values, mask).transpose(1, 2).flatten(2))
             x = feed_forward(x + out)
-        return normed(self.last_norm, x)
+        return self.last_norm(x)
 
 
 # ---------------------------------------------------------------- the decoder
@@ -175,7 +209,7 @@ class Decoder:
     def __init__(self, model: PreTrainedModel):
         config, decoder, self.dtype = model.config, model.decoder, type_of_products(model)
         self.device, self.heads, self.head_width = model.device, config.num_heads, config.d_kv
-        self.embedding, self.last_norm = decoder.embed_tokens, decoder.final_layer_norm
+        self.embedding, self.last_norm = decoder.embed_tokens, Norm(decoder.final_layer_norm)
         self.head = Matrices([output_head(model)], self.dtype, packs=True)
         self.scale = family_of(config).head_scale(config)
         self.layers = [
@@ -200,26 +234,36 @@ class Decoder:
     def step(self, tokens: torch.Tensor, memory: "KVCache") -> torch.Tensor:
         """The logits [N, V] behind tokens [N], which are written into the memory."""
         memory.open_column()
-        rows, per_source = (-1, self.heads, self.head_width), (-1, memory.rows, self.heads, self.head_width)
-        masks = iter([bias if memory.unseen is None else bias + memory.unseen for bias in self.biases_of(memory.span)])
+        rows, heads, width = len(tokens), self.heads, self.head_width
+        masks = [self._mask(bias, memory) for bias in self.biases_of(memory.span)]
+        masks.reverse()
         x = self.embedding(tokens)
-        for (attention, cross, feed_forward), written, source in zip(
-            self.layers, memory.written, memory.sources, strict=True
+        for (attention, cross, feed_forward), column, written, source in zip(
+            self.layers, memory.column, memory.written, memory.sources, strict=True
         ):
             if attention.bias is not None:
-                mask = next(masks)
-            queries, *new = (part.view(rows) for part in attention.read(normed(attention.norm, x)))
-            for place, found in zip(written, new, strict=True):
-                place[:, :, -1] = found
-            (out,) = attention.out(attended(queries[:, :, None], *written, mask).flatten(1))
+                mask = masks.pop()
+            queries, *new = attention.read(attention.norm(x))
+            for place, found in zip(column, new, strict=True):
+                place.copy_(found.view(rows, heads, width))
+            seen = weighed(queries.reshape(rows * heads, 1, width), *written, mask)
+            (out,) = attention.out(seen.view(rows, heads * width))
             x = x + out
-            (queries,) = cross.read(normed(cross.norm, x))
-            seen = attended(queries.view(per_source).transpose(1, 2), *source, memory.padding)
-            (out,) = cross.out(seen.transpose(1, 2).reshape(len(tokens), -1))
+            (queries,) = cross.read(cross.norm(x))
+            queries = swapped(queries, memory.rows, heads, width).reshape(-1, memory.rows, width)
+            seen = swapped(weighed(queries, *source, memory.padding), heads, memory.rows, width)
+            (out,) = cross.out(seen.reshape(rows, heads * width))
             x = feed_forward(x + out)
-        x = normed(self.last_norm, x)
+        x = self.last_norm(x)
         (logits,) = self.head(x if self.scale == 1.0 else x * self.scale)
         return logits.float()
+
+    def _mask(self, bias: torch.Tensor, memory: "KVCache") -> torch.Tensor:
+        """[N * H, 1, span] of a bias [1, H, 1, span]."""
+        if memory.unseen is None:
+            rows = memory.count * memory.rows
+            return bias[0] if rows == 1 else bias.expand(rows, -1, -1, -1).flatten(0, 1)
+        return (bias + memory.unseen[..., memory.begin : memory.end]).flatten(0, 1)
 
 
 class Layers:
@@ -251,10 +295,11 @@ class KVCache:
     All rows write into the same column; a source that is admitted later begins in a later one, and does not see the
     columns before. T5's biases depend on distances alone, so the place of the first column does not matter.
 
-    count: sources, which are in the first slots. span: columns that are in use. written: (keys, values) of each layer
-    in these columns [N, H, span, D]. unseen [N, 1, 1, span]: -inf for the columns before a row's first one, None if all
-    begin in the same. sources: (keys, values) of each layer [G, H, S, D]. padding [G, 1, 1, S]: -inf for that of
-    sources, None if there is none.
+    count: sources, which are in the first slots. cache: keys and values of what is written [2, layers, slots * K, H, C,
+    D], of which the columns from begin to end are in use. column, written, sources: of each layer the keys and values
+    of the last column in use [N, H, D], of all columns in use and of the sources: keys [N * H, D, span], [G * H, D,
+    S], and values [N * H, span, D], [G * H, S, D]. unseen [N, 1, 1, C]: -inf for the columns before a row's first one,
+    None if all begin in the same. padding [G * H, 1, S]: -inf for that of sources, None if there is none.
     """
 
     def __init__(self, decoder: Decoder, slots: int, rows: int):
@@ -262,8 +307,9 @@ class KVCache:
         self.starts: list[int] = []  # column of the first token
         self.lengths: list[int] = []  # tokens of the source
         self.begin = self.end = 0  # columns in use
-        self.keys, self.values = self._empty(slots * rows, COLUMNS), self._empty(slots * rows, COLUMNS)
-        self.source_keys, self.source_values = self._empty(0, 0), self._empty(0, 0)
+        self.cache, self.source_cache = self._empty(slots * rows, COLUMNS), self._empty(0, 0)
+        self.rows_in_use = self.heads_in_use = self.cache  # [2, layers, N, H, C, D], [2, layers, N * H, C, D]
+        self.column: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.unseen: torch.Tensor | None = None
@@ -271,7 +317,7 @@ class KVCache:
 
     def _empty(self, rows: int, width: int) -> torch.Tensor:
         decoder = self.decoder
-        shape = (len(decoder.layers), rows, decoder.heads, width, decoder.head_width)
+        shape = (2, len(decoder.layers), rows, decoder.heads, width, decoder.head_width)
         # Zeros, since a column that a row does not see is multiplied by 0, and what was there might be no number.
         return torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
 
@@ -284,23 +330,22 @@ class KVCache:
         if not self.count:
             self.begin = self.end = 0
         size, longest = encoded.shape[:2]
-        if longest > self.source_keys.shape[3]:
+        if longest > self.source_cache.shape[4]:
             self._widen_sources(longest)
         new = slice(self.count, self.count + size)
         for number, (_, cross, _) in enumerate(self.decoder.layers):
-            keys, values = cross.sources(encoded)
-            for place, found in ((self.source_keys, keys), (self.source_values, values)):
-                place[number, new, :, :longest] = found.view(size, longest, self.decoder.heads, -1).transpose(1, 2)
+            for place, found in zip(self.source_cache[:, number, new], cross.sources(encoded), strict=True):
+                place[:, :, :longest] = found.view(size, longest, self.decoder.heads, -1).transpose(1, 2)
         self.count += size
         self.starts += [self.end] * size
         self.lengths += lengths
         self._update_views()
 
     def _widen_sources(self, longest: int) -> None:
-        before, width = (self.source_keys, self.source_values), self.source_keys.shape[3]
-        self.source_keys, self.source_values = (self._empty(self.slots, longest) for _ in before)
+        before = self.source_cache
+        self.source_cache = self._empty(self.slots, longest)
         if self.count:
-            self.source_keys[:, :, :, :width], self.source_values[:, :, :, :width] = before
+            self.source_cache[..., : before.shape[4], :] = before
 
     def drop(self, slot: int) -> None:
         """Frees a slot. The last source moves into it."""
@@ -308,10 +353,8 @@ class KVCache:
         if slot != last:
             here, there, used = self._rows(slot), self._rows(last), slice(self.begin, self.end)
             length = self.lengths[last]
-            for tensor in (self.keys, self.values):
-                tensor[:, here, :, used] = tensor[:, there, :, used]
-            for tensor in (self.source_keys, self.source_values):
-                tensor[:, slot, :, :length] = tensor[:, last, :, :length]
+            self.cache[:, :, here, :, used] = self.cache[:, :, there, :, used]
+            self.source_cache[:, :, slot, :, :length] = self.source_cache[:, :, last, :, :length]
         for values in (self.starts, self.lengths):
             values[slot] = values[last]
             values.pop()
@@ -326,42 +369,45 @@ class KVCache:
         changed = [row for row, parent in enumerate(parents) if row != parent]
         if changed:
             to, of = torch.tensor(changed), torch.tensor([parents[row] for row in changed])
-            for tensor in (self.keys, self.values):
-                used = tensor[:, :, :, self.begin : self.end]
-                used[:, to] = used[:, of]
+            used = self.cache[..., self.begin : self.end, :]
+            used[:, :, to] = used[:, :, of]
 
     def _update_views(self) -> None:
         """What follows from the sources that are in the slots."""
         if not self.count:
             return
-        self.begin, longest = min(self.starts), max(self.lengths)
-        self.padding = hidden_outside(self.lengths, longest, self.decoder.dtype, self.decoder.device)
-        used = (tensor[:, : self.count, :, :longest].unbind() for tensor in (self.source_keys, self.source_values))
-        self.sources = list(zip(*used, strict=True))
+        self.begin, longest, heads = min(self.starts), max(self.lengths), self.decoder.heads
+        padding = hidden_outside(self.lengths, longest, self.decoder.dtype, self.decoder.device)
+        self.padding = None if padding is None else padding.expand(-1, heads, -1, -1).flatten(0, 1)
+        keys, values = self.source_cache[:, :, : self.count, :, :longest].flatten(2, 3).unbind()
+        self.sources = [*zip(keys.mT.unbind(), values.unbind(), strict=True)]
+        self._update_columns()
+
+    def _update_columns(self) -> None:
+        self.rows_in_use, self.unseen = self.cache[:, :, : self.count * self.rows], None
+        self.heads_in_use = self.rows_in_use.flatten(2, 3)
+        if max(self.starts) > self.begin:
+            columns = torch.arange(self.cache.shape[4])
+            is_before = columns < torch.tensor(self.starts).repeat_interleave(self.rows)[:, None]
+            unseen = torch.zeros(is_before.shape, dtype=self.decoder.dtype).masked_fill_(is_before, -torch.inf)
+            self.unseen = unseen[:, None, None].to(self.decoder.device)
 
     def open_column(self) -> None:
         """Makes the column into which the next step writes the last of those in use."""
-        width, rows = self.keys.shape[3], self.count * self.rows
-        if self.end == width:
-            self._make_room(width)
+        if self.end == self.cache.shape[4]:
+            self._make_room()
+        keys, values = self.rows_in_use.select(4, self.end).unbind()
+        self.column = [*zip(keys.unbind(), values.unbind(), strict=True)]
         self.end += 1
-        used = (tensor[:, :rows, :, self.begin : self.end].unbind() for tensor in (self.keys, self.values))
-        self.written = list(zip(*used, strict=True))
-        self.unseen = None
-        if max(self.starts) > self.begin:
-            starts = torch.tensor(self.starts).repeat_interleave(self.rows)[:, None]
-            unseen = torch.zeros(rows, self.span, dtype=self.decoder.dtype)
-            unseen.masked_fill_(torch.arange(self.begin, self.end) < starts, -torch.inf)
-            self.unseen = unseen[:, None, None].to(self.decoder.device)
+        keys, values = self.heads_in_use.narrow(3, self.begin, self.span).unbind()
+        self.written = [*zip(keys.mT.unbind(), values.unbind(), strict=True)]
 
-    def _make_room(self, width: int) -> None:
-        """Moves the columns in use to the front, of wider tensors if they take more than half of them."""
-        rows, begin, span = self.slots * self.rows, self.begin, self.span
-        grown = 2 * width if 2 * span > width else width
-        for name in ("keys", "values"):
-            before = getattr(self, name)
-            after = before if grown == width else self._empty(rows, grown)
-            after[:, :, :, :span] = before[:, :, :, begin : self.end]
-            setattr(self, name, after)
-        self.starts = [start - begin for start in self.starts]
+    def _make_room(self) -> None:
+        """Moves the columns in use to the front, of a wider tensor if they take more than half of them."""
+        before, span = self.cache, self.span
+        if 2 * span > before.shape[4]:
+            self.cache = self._empty(self.slots * self.rows, 2 * before.shape[4])
+        self.cache[..., :span, :] = before[..., self.begin : self.end, :]
+        self.starts = [start - self.begin for start in self.starts]
         self.begin, self.end = 0, span
+        self._update_columns()

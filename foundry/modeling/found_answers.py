@@ -107,6 +107,7 @@ class AnswerFinder(Engine):
         self.model, self.slots, self.search = model, slots, search or {}
         self.mixed = mixed or contextlib.nullcontext()
         self.layers: list[Layers] = []  # made when they are needed
+        self.asked = ("", None, None)  # settings, why `generate` finds the answers, and the search if it does not
         self.model_unsupported = unsupported_model_reason(model)
         if is_sharded(model):
             self.model_unsupported = "the weights are spread over the processes"
@@ -127,11 +128,11 @@ class AnswerFinder(Engine):
     ) -> None:
         """See `Engine`; `generate` takes no more sources."""
         settings = self.search | settings
-        reason = self.unsupported_reason(**settings)
+        reason, search = self._search(scored, **settings)
         with self.mixed:
             if reason is None:
                 self.layers = self.layers or [Layers(one) for one in members(self.model)]
-                answers(self.layers, sources, Search.of(self.model, scored, **settings), self.slots, told, more)
+                answers(self.layers, sources, search, self.slots, told, more)
                 return
             tell_that_generate_answers(reason)
             for start in range(0, len(sources), self.slots):
@@ -139,6 +140,16 @@ class AnswerFinder(Engine):
                 _generate(self.model, part, scored, **settings)
                 for _ in part if told else ():
                     told()
+
+    def _search(self, scored: bool, **settings: object) -> tuple[str | None, Search | None]:
+        """`unsupported_reason`, and the search if there is none. Those of the last call are kept: of a small model they
+        take longer than some tokens."""
+        asked = repr((vars(self.model.generation_config), scored, settings))
+        if self.asked[0] != asked:
+            reason = self.unsupported_reason(**settings)
+            search = Search.of(self.model, scored, **settings) if reason is None else None
+            self.asked = asked, reason, search
+        return self.asked[1:]
 
     def unsupported_reason(self, **settings: object) -> str | None:
         """Why `generate` finds the answers; None if it need not. UserError for an ensemble, which it cannot ask."""

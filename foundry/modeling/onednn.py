@@ -31,11 +31,9 @@ def is_amd() -> bool:
 
 def is_faster(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether oneDNN multiplies left [..., K] by right [K, N] in less time."""
-    if torch.compiler.is_compiling():  # the compiler chooses by itself
+    if torch.compiler.is_compiling() or left.numel() * right.shape[1] < LEAST:  # the compiler chooses by itself
         return False
-    if not left.dtype == right.dtype == torch.float32 or not is_amd() or not has_onednn(left.device):
-        return False
-    return left.numel() * right.shape[1] >= LEAST
+    return left.dtype == right.dtype == torch.float32 and is_amd() and has_onednn(left.device)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

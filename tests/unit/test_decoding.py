@@ -185,6 +185,24 @@ class SameAnswersTest(parameterized.TestCase):
         self.assertEqual(got, seen)
 
 
+class CallsTest(parameterized.TestCase):
+    def test_a_token_of_one_text_takes_few_calls(self):
+        """Of a small model each takes longer than what it computes."""
+        of_a_token = {}
+        for layers in (1, 3):
+            model, (source, *_) = made_model(num_decoder_layers=layers), made_sources(1)
+            ready, search, found = [Layers(model)], Search.of(model, max_new_tokens=9, eos_token_id=1), []
+            for tokens in (4, 4, 9):  # the first makes what is kept
+                row = Source(source, tokens)
+                with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+                    answers(ready, [row], search, 1)
+                self.assertLen(row.answers[0].tokens, tokens)
+                found.append(sum(not event.cpu_children for event in profile.events()))
+            of_a_token[layers] = (found[2] - found[1]) / 5
+        self.assertLessEqual((of_a_token[3] - of_a_token[1]) / 2, 65)  # of a layer
+        self.assertLessEqual(of_a_token[1], 95)
+
+
 def random_search(chooser: random.Random) -> dict:
     """Settings of `generate`."""
     beams = chooser.choice([1, 1, 2, 3, 5])

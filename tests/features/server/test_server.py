@@ -693,7 +693,7 @@ class ServerTest(TestCase):
         self.assertEmpty(batches.at_work)
         self.assertEqual((min(sizes[8:1900]), max(sizes[1000:])), (1, 7))
         (memory,) = memories
-        self.assertLessEqual(memory.keys.shape[3], 64)
+        self.assertLessEqual(memory.cache.shape[4], 64)
 
     def test_the_figures_of_the_page_are_those_measured(self):
         page, rows = (ROOT / "docs/use.md").read_text(encoding="utf-8"), {}
