@@ -366,17 +366,21 @@ def load_to_answer(
     to_bf16: bool = False,
 ) -> PreTrainedModel:
     """`load_model` for evaluation and prediction. Where the weights are held in a format other than float32, an
-    adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
-    are not finite, with which all answers would be empty (one pass over the weights). to_bf16: the caller casts the
-    weights to bfloat16: those of such a file are not made float32 first, a copy of twice their size."""
-    in_format = reads_as_saved(weights_of(features).weight_format())
-    model = load_model(name_or_path, attn_implementation, in_format or to_bf16, merge=not in_format)
+    adapter is not merged unless the format is that of products (`merges`), since the merged model would not fit where
+    the frozen weights do. UserError for weights that are not finite, with which all answers would be empty (one pass
+    over the weights). to_bf16: the caller casts the weights to bfloat16: those of such a file are not made float32
+    first, a copy of twice their size."""
+    weights = weights_of(features)
+    weights.check(None, named_config(name_or_path), None)
+    in_format = reads_as_saved(weights.weight_format())
+    merge = weights.merges() or not in_format
+    model = load_model(name_or_path, attn_implementation, in_format or to_bf16, merge)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
                 f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
             )
-    weights_of(features).hold(model, device, bf16)
+    weights.hold(model, device, bf16)
     return model
 
 

@@ -1,0 +1,85 @@
+"""Linear layers that multiply in int8, for answers on a CPU.
+
+    multiply_in_int8(model)            # its linear layers, in place; embeddings, norms and biases stay float32
+    Int8Matrices([q, k, v])(x)         # [x Q^T, x K^T, x V^T], joined and packed for oneDNN
+
+A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps. Sums of
+integers are exact, so a row's product does not depend on the rows beside it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from foundry.modeling.onednn import has_onednn
+
+MOST = 127  # of a rounded number, on both sides of zero
+MIDDLE = 128  # what zero is among the unsigned numbers of inputs, with which oneDNN is fast
+_HALF, _TINY = torch.tensor(MIDDLE + 0.5), torch.tensor(torch.finfo(torch.float32).tiny)
+
+
+def multiplies_int8(device: torch.device) -> bool:
+    """Whether this device has instructions for products of int8. Without them oneDNN's sums may overflow."""
+    return has_onednn(device) and torch.cpu._is_vnni_supported()
+
+
+def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(int8 [O, I], scales [O]) of a matrix. A scale has the bits of a bfloat16, so that the rounded matrix in float32
+    (127 times the scale is exact there) has the same scales and numbers."""
+    scales = matrix.abs().amax(1).div_(MOST).clamp_(min=_TINY.item()).bfloat16().float()
+    return (matrix / scales[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8), scales
+
+
+def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(uint8 [..., I], of which MIDDLE is zero, scales [..., 1]) of x [..., I]."""
+    scales = torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / MOST)
+    return torch.addcdiv(_HALF, x, scales).to(torch.uint8), scales
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer without bias that holds an int8 matrix: what `Int8Matrices` multiplies, with the same bits."""
+
+    weight_scale: torch.Tensor
+
+    def hold(self, matrix: torch.Tensor) -> None:
+        weight, scales = rounded_matrix(matrix)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("weight_scale", scales)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rounded, scales = rounded_rows(x.float())
+        signed = rounded.flatten(0, -2).bitwise_xor_(MIDDLE).view(torch.int8)
+        sums = torch._int_mm(signed, self.weight.T).float().mul_(self.weight_scale)
+        return sums.view(*x.shape[:-1], -1).mul_(scales)
+
+
+class Int8Matrices:
+    """x [..., in] -> [x A^T, x B^T ...] of Int8Linear A, B ... that read the same x."""
+
+    def __init__(self, layers: Sequence[Int8Linear]):
+        self.sizes = [layer.out_features for layer in layers]
+        self.scales = torch.cat([layer.weight_scale for layer in layers])
+        self.zeros = torch.zeros(len(self.scales), dtype=torch.int)
+        self.packed = torch.ops.onednn.qlinear_prepack(torch.cat([layer.weight for layer in layers]), None)
+
+    def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        rounded, scales = rounded_rows(x)
+        of_matrix = self.packed, self.scales, self.zeros, None
+        of_output = 1.0, 0, torch.float32, "none", [], ""
+        found = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, MIDDLE, *of_matrix, *of_output)
+        return found.mul_(scales).split(self.sizes, dim=-1)
+
+
+@torch.no_grad()
+def multiply_in_int8(model: PreTrainedModel) -> None:
+    """Gives all linear layers of a model int8 matrices, in place; the other weights become float32. The head of a tied
+    model gets a matrix of its own."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    for layer in layers:
+        layer.__class__ = Int8Linear
+        layer.hold(layer.weight.float())
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
