@@ -5,15 +5,21 @@
 
 A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps. Sums of
 integers are exact, so a row's product does not depend on the rows beside it.
+
+A folder with such matrices has the layout of compressed-tensors, with which transformers reads it.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
 from foundry.modeling.onednn import has_onednn
+from foundry.modeling.weight_formats import frozen_layers
 
 MOST = 127  # of a rounded number, on both sides of zero
 MIDDLE = 128  # what zero is among the unsigned numbers of inputs, with which oneDNN is fast
@@ -83,3 +89,51 @@ def multiply_in_int8(model: PreTrainedModel) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.float()
+
+
+# ---------------------------------------------------------------- folders
+_WEIGHTS = dict(num_bits=8, type="int", symmetric=True, strategy="channel", dynamic=False)
+
+
+def is_int8_form(form: dict) -> bool:
+    """Whether the quantization_config of a config.json is the one that `int8_state` gives."""
+    return form == int8_form(form.get("ignore"))
+
+
+def int8_form(left_out: object) -> dict:
+    """The quantization_config of a folder. left_out: names of the linear layers that are not in int8."""
+    groups = {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS}}
+    form = dict(quant_method="compressed-tensors", format="int-quantized", quantization_status="compressed")
+    # transformers has no int8 products for a T5: it makes the matrices float32 again.
+    return form | dict(run_compressed=False, config_groups=groups, ignore=left_out)
+
+
+@torch.no_grad()
+def int8_state(model: PreTrainedModel) -> tuple[dict[str, torch.Tensor], dict]:
+    """(the tensors of a folder in int8, the quantization_config that its config.json needs). The matrices of the model
+    are rounded, in float32. A tied head is an embedding."""
+    state, layers = model.state_dict(), frozen_layers(model.requires_grad_(False))
+    for name, layer in layers.items():
+        rounded, scales = rounded_matrix(layer.weight.float())
+        state |= {f"{name}.weight": rounded, f"{name}.weight_scale": scales[:, None]}
+        layer.weight.data = rounded * scales[:, None]
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    return state, int8_form([name for name in linear if name not in layers])
+
+
+def scale_matrices(model: PreTrainedModel, name_or_path: str) -> None:
+    """Multiplies the matrices of a folder or Hub name in int8, which were read as whole numbers, by their scales.
+    KeyError if a matrix has none."""
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(name_or_path, allow_patterns="*.safetensors"))
+    scales, rounded = {}, []
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a dictionary)
+                if name.endswith(".weight_scale"):
+                    scales[name] = tensors.get_tensor(name)
+                elif tensors.get_slice(name).get_dtype() == "I8":
+                    rounded.append(name)
+    for name in rounded:
+        model.get_parameter(name).data.mul_(scales[f"{name}_scale"])

@@ -1,6 +1,7 @@
 """foundry/modeling/int8.py: products are those worked out in whole numbers, and answers those of `generate`."""
 
 import copy
+import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -11,10 +12,16 @@ import torch
 import zoo
 from absl.testing import parameterized
 from helpers import run_main
+from safetensors.torch import load_file, save_file
 from test_decoding import BEAMS, WRITTEN_OUT, found, generated, made_model, made_sources
 from test_server import served
 
+import evaluate_t5
+import export_checkpoint
 import predict_t5
+from features.lora.low_rank import add_low_rank
+from foundry.corpora.tokenizers import load_tokenizer
+from foundry.model_t5 import load_model
 from foundry.modeling import int8
 from foundry.modeling.found_answers import AnswerFinder
 from foundry.modeling.int8 import Int8Linear, Int8Matrices, multiply_in_int8, rounded_matrix
@@ -141,3 +148,68 @@ class ScriptsTest(parameterized.TestCase):
         with mock.patch.object(int8.torch.cpu, "_is_vnni_supported", lambda: False):
             _, error = self.predict("--model_name_or_path", self.one, "--int8", code=2)
         self.assertRegex(error.splitlines()[-1], "error: --int8 True: needs a CPU with AVX512-VNNI")
+
+    @parameterized.named_parameters(("own_head", False), ("tied", True))
+    def test_a_folder_in_int8_has_the_answers_of_the_checkpoint(self, tied):
+        """And in float32 those of its rounded matrices. A tied head stays in float32 in the folder."""
+        source = self.one
+        if tied:
+            zoo.write_tied(source := self.folder / "tied", "t5_v1_0")
+        export, again = self.folder / "export", self.folder / "again"
+        flags = ["--output_dir", export, "--dtype", "int8", "--model_name_or_path"]
+        run_main(export_checkpoint.main, *flags, source)
+        tensors = load_file(export / "model.safetensors")
+        matrices = [name for name, tensor in tensors.items() if tensor.dtype == torch.int8]
+        self.assertEqual("lm_head.weight" in matrices, not tied)
+        original, read = load_model(str(source)), load_model(str(export))
+        for name in matrices:
+            scales = tensors[f"{name}_scale"]
+            self.assertTrue(torch.equal(read.get_parameter(name), tensors[name] * scales))
+            self.assertLess((read.get_parameter(name) - original.get_parameter(name)).abs().max(), 0.51 * scales.max())
+        wanted, _ = self.predict("--model_name_or_path", source, "--int8")
+        self.assertEqual(self.predict("--model_name_or_path", export, "--int8", "--overwrite_output_file")[0], wanted)
+        run_main(export_checkpoint.main, "--output_dir", again, "--model_name_or_path", export)
+        self.assertNotIn("quantization_config", json.loads((again / "config.json").read_text()))
+        self.assertEqual(load_file(again / "model.safetensors")[matrices[0]].dtype, torch.float32)
+
+    def test_a_matrix_without_scales_is_refused(self):
+        export = self.folder / "export"
+        run_main(export_checkpoint.main, "--output_dir", export, "--dtype", "int8", "--model_name_or_path", self.one)
+        tensors = load_file(export / "model.safetensors")
+        tensors.pop("lm_head.weight_scale")
+        save_file(tensors, export / "model.safetensors", {"format": "pt"})
+        _, error = self.predict("--model_name_or_path", export, "--int8", code=2)
+        self.assertRegex(error.splitlines()[-1], f"error: --model_name_or_path {export}: .*lm_head.weight_scale")
+
+    def test_matrices_of_lora_are_merged_first(self):
+        model = load_model(self.one)
+        add_low_rank(model, 4, self.one)
+        for name, parameter in model.named_parameters():
+            if "lora" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+        adapter, merged = self.folder / "adapter", self.folder / "merged"
+        model.save_pretrained(adapter)
+        load_tokenizer(self.one).save_pretrained(adapter)
+        run_main(export_checkpoint.main, "--model_name_or_path", adapter, "--output_dir", merged)
+        wanted, _ = self.predict("--model_name_or_path", merged, "--int8")
+        found, _ = self.predict("--model_name_or_path", adapter, "--int8", "--overwrite_output_file")
+        self.assertEqual(found, wanted)
+        plain, _ = self.predict("--model_name_or_path", self.one, "--int8", "--overwrite_output_file")
+        self.assertNotEqual(found, plain)
+
+    def test_an_evaluation_has_the_answers_of_predict_t5(self):
+        """Whose loss is that of the same products."""
+        rows = [{"source": line, "target": line} for line in test_ensemble.LINES]
+        (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        flags = ["--model_name_or_path", self.one, "--validation_file", self.folder / "rows.jsonl", "--use_cpu"]
+        flags += ["--source_column", "source", "--target_column", "target", "--predict_with_generate"]
+        flags += ["--generation_max_length", 7, "--output_dir", self.folder / "out", "--overwrite_output_dir"]
+        whole, _, _ = run_main(evaluate_t5.main, *flags)
+        results, printed, _ = run_main(evaluate_t5.main, *flags, "--int8")
+        self.assertRegex(printed, "products +int8")
+        self.assertNotEqual(results["eval_loss"], whole["eval_loss"])
+        self.assertAlmostEqual(results["eval_loss"], whole["eval_loss"], delta=0.1)
+        lines = (self.folder / "out/predictions.jsonl").read_text().splitlines()
+        found = [json.loads(line)["prediction"] for line in lines]
+        wanted, _ = self.predict("--model_name_or_path", self.one, "--int8")
+        self.assertEqual(found, [json.loads(line)["prediction"] for line in wanted.splitlines()])
