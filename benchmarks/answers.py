@@ -1,5 +1,4 @@
-"""Answers a second of this project's loop beside transformers' `generate` and CTranslate2, on the same sources, and in
-int8.
+"""Answers a second of this project's loop, in int8 too, beside `generate` and CTranslate2, on the same sources.
 
     python -m benchmarks answers --model small --examples 256
     python -m benchmarks answers --model out/fine_tune_t5 --train_file sources.txt --examples 1000
@@ -9,6 +8,7 @@ answers never end before the limit, or a trained model and the lines of a file. 
 memory allows: the bytes of the decoder's weights over the rate at which this machine reads.
 """
 
+import copy
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from foundry.modeling.int8 import multiplies_int8, multiply_in_int8
 from foundry.publishing.exports import Original
 
 NEW_TOKENS = 32  # most of an answer
-IN_INT8 = ", int8"  # end of a way's name
+SMALLER = {"bfloat16": 2, "int8": 4}  # {end of a way's name: how many of its weights take the bytes of one}
 BEAMS = 5
 ONE_BY_ONE, WITH_BEAMS = 16, 64  # sources that are answered one at a time, and with beams
 COLUMNS = {
@@ -104,13 +104,14 @@ class Ways:
         if device.type == "cpu":
             engine = started_ctranslate2(converted / "float32", None, folder)
             self.ways["ctranslate2"] = partial(self.with_ctranslate2, engine)
+        in_bfloat16 = copy.deepcopy(self.model).to(torch.bfloat16)
+        self.ways["ours, bfloat16"] = partial(self.found, AnswerFinder(in_bfloat16, 1))
         if multiplies_int8(device):
-            in_int8 = load_model(str(folder)).eval()
+            in_int8 = copy.deepcopy(self.model)
             multiply_in_int8(in_int8)
-            in_int8.generation_config.max_length = None
-            self.ways[f"ours{IN_INT8}"] = partial(self.found, AnswerFinder(in_int8, 1))
+            self.ways["ours, int8"] = partial(self.found, AnswerFinder(in_int8, 1))
             engine = started_ctranslate2(converted / "int8", "int8", folder)
-            self.ways[f"ctranslate2{IN_INT8}"] = partial(self.with_ctranslate2, engine)
+            self.ways["ctranslate2, int8"] = partial(self.with_ctranslate2, engine)
 
     @torch.no_grad()
     def generated(self, sources: Tokens, slots: int, beams: int) -> Tokens:
@@ -168,8 +169,8 @@ def measure_answers(args: Namespace) -> dict:
                 row["same"] = sum(map(list.__eq__, written[name], written["generate"])) / len(work[0])
                 if longest:
                     a_step = 1000 * median(row["seconds"]) / longest
-                    of_bytes = 4 if name.endswith(IN_INT8) else 1
-                    row |= dict(milliseconds_a_step=a_step, least_milliseconds=least / of_bytes)
+                    smaller = SMALLER.get(name.rpartition(", ")[2], 1)
+                    row |= dict(milliseconds_a_step=a_step, least_milliseconds=least / smaller)
             ratios[what] = found["ours"]["ratio"]
             rows += found.values()
             synchronize()
