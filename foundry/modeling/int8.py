@@ -1,7 +1,7 @@
 """Linear layers that multiply in int8, for answers on a CPU.
 
     multiply_in_int8(model)            # its linear layers, in place; embeddings, norms and biases stay float32
-    Int8Matrices([q, k, v])(x)         # [x Q^T, x K^T, x V^T], joined and packed for oneDNN
+    Int8Matrices([q, k, v])(x)         # [x Q^T, x K^T, x V^T], joined and packed
 
 A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps. Sums of
 integers are exact, so a row's product does not depend on the rows beside it.
@@ -9,6 +9,7 @@ integers are exact, so a row's product does not depend on the rows beside it.
 A folder with such matrices has the layout of compressed-tensors, with which transformers reads it.
 """
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,17 +19,18 @@ from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
-from foundry.modeling.onednn import has_onednn
 from foundry.modeling.weight_formats import frozen_layers
 
+ENGINE = "fbgemm"  # oneDNN's products of one row take half as long again
 MOST = 127  # of a rounded number, on both sides of zero
-MIDDLE = 128  # what zero is among the unsigned numbers of inputs, with which oneDNN is fast
-_HALF, _TINY = torch.tensor(MIDDLE + 0.5), torch.tensor(torch.finfo(torch.float32).tiny)
+MIDDLE = 128  # what zero is among the unsigned numbers of inputs
+_TINY = torch.tensor(torch.finfo(torch.float32).tiny)
 
 
 def multiplies_int8(device: torch.device) -> bool:
-    """Whether this device has instructions for products of int8. Without them oneDNN's sums may overflow."""
-    return has_onednn(device) and torch.cpu._is_vnni_supported()
+    """Whether this device has instructions for products of int8. Without them sums of two products may overflow."""
+    has_engine = ENGINE in torch.backends.quantized.supported_engines
+    return device.type == "cpu" and has_engine and torch.cpu._is_vnni_supported()
 
 
 def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -38,10 +40,9 @@ def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / scales[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8), scales
 
 
-def rounded_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(uint8 [..., I], of which MIDDLE is zero, scales [..., 1]) of x [..., I]."""
-    scales = torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / MOST)
-    return torch.addcdiv(_HALF, x, scales).to(torch.uint8), scales
+def scales_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """[..., 1]: by what the numbers of each row of x [..., I] are divided before they are rounded."""
+    return torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / MOST)
 
 
 class Int8Linear(nn.Linear):
@@ -55,9 +56,9 @@ class Int8Linear(nn.Linear):
         self.register_buffer("weight_scale", scales)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rounded, scales = rounded_rows(x.float())
-        signed = rounded.flatten(0, -2).bitwise_xor_(MIDDLE).view(torch.int8)
-        sums = torch._int_mm(signed, self.weight.T).float().mul_(self.weight_scale)
+        scales = scales_of_rows(x.float())
+        rounded = (x / scales).add_(MIDDLE).round_().sub_(MIDDLE).to(torch.int8)
+        sums = torch._int_mm(rounded.flatten(0, -2), self.weight.T).float().mul_(self.weight_scale)
         return sums.view(*x.shape[:-1], -1).mul_(scales)
 
 
@@ -66,16 +67,19 @@ class Int8Matrices:
 
     def __init__(self, layers: Sequence[Int8Linear]):
         self.sizes = [layer.out_features for layer in layers]
-        self.scales = torch.cat([layer.weight_scale for layer in layers])
-        self.zeros = torch.zeros(len(self.scales), dtype=torch.int)
-        self.packed = torch.ops.onednn.qlinear_prepack(torch.cat([layer.weight for layer in layers]), None)
+        matrix = torch.cat([layer.weight for layer in layers])
+        scales = torch.cat([layer.weight_scale for layer in layers])
+        zeros, engine = torch.zeros(len(scales), dtype=torch.long), torch.backends.quantized.engine
+        torch.backends.quantized.engine = ENGINE
+        with warnings.catch_warnings(action="ignore"):  # torch 2.13 will not always have this type of tensors
+            matrix = torch._make_per_channel_quantized_tensor(matrix, scales.double(), zeros, 0)
+        self.packed = torch.ops.quantized.linear_prepack(matrix, None)
+        torch.backends.quantized.engine = engine
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        rounded, scales = rounded_rows(x)
-        of_matrix = self.packed, self.scales, self.zeros, None
-        of_output = 1.0, 0, torch.float32, "none", [], ""
-        found = torch.ops.onednn.qlinear_pointwise(rounded, 1.0, MIDDLE, *of_matrix, *of_output)
-        return found.mul_(scales).split(self.sizes, dim=-1)
+        scales = scales_of_rows(x)
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        return product(x / scales, 1.0, MIDDLE, self.packed).mul_(scales).split(self.sizes, dim=-1)
 
 
 @torch.no_grad()

@@ -46,12 +46,11 @@ def made_int8(family: str, **changes):
 
 class ProductsTest(parameterized.TestCase):
     def test_by_hand(self):
-        """The largest number of each row is 127 steps; 0.5 of 1 is 63.5 of them, which become 64 above zero and 63
-        below it, and to the nearest even number in a matrix."""
+        """The largest number of each row is 127 steps; half of it is 63.5 of them, which become 64."""
         layer = layer_of(torch.tensor([[127.0, -63.5, 0.0], [0.0, 0.0, 0.0], [0.25, 1.0, -127.0]]))
         self.assertEqual(layer.weight.tolist(), [[127, -64, 0], [0, 0, 0], [0, 1, -127]])
         x = torch.tensor([[1.0, 0.5, -0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 254.0]])
-        rounded = torch.tensor([[127, 64, -63], [0, 0, 0], [0, 0, 127]])
+        rounded = torch.tensor([[127, 64, -64], [0, 0, 0], [0, 0, 127]])
         scales = torch.tensor([[1 / 127], [0.0], [2.0]])
         torch.testing.assert_close(layer(x), (rounded @ layer.weight.long().T) * scales * torch.tensor([1.0, 0.0, 1.0]))
 
