@@ -236,6 +236,8 @@ def export_model(
         wanted, written = encoder_outputs(model, sources), encoder_outputs(again, sources)
         found = {"huggingface": compare_outputs("huggingface", wanted, written, 0.0)}
         lines = {"huggingface": f"{described_within(found['huggingface'])} of PyTorch's in {len(sources)} texts"}
+    if args.dtype == INT8:
+        found["huggingface"]["weights"] = INT8  # the card says how transformers reads them
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
