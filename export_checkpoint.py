@@ -113,7 +113,9 @@ class ExportArguments:
         "Formats to write; the others into folders inside huggingface's.",
         choices=("huggingface", *FORMATS),
     )
-    dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
+    dtype: str = option(
+        "float32", "Type of the weights in the Hugging Face folder; int8: of matrices.", choices=tuple(DTYPES)
+    )
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
     num_samples: int = option(8, "Texts to compare on.", at_least=1)
 
@@ -298,6 +300,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
             uploader.complete(folder, Path(args.output_dir), record, model, found)
     if outgrows_cache(config) and not lone_part(config):
         rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
+    if args.dtype == INT8:
+        rows[INT8] = "for answers with --int8; without it every script reads it as float32"
     rows["written to"] = args.output_dir
     for uploader in features.of(Uploader):
         rows |= uploader.exported(Path(args.output_dir), others)

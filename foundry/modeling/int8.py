@@ -99,9 +99,9 @@ def multiply_in_int8(model: PreTrainedModel) -> None:
 _WEIGHTS = dict(num_bits=8, type="int", symmetric=True, strategy="channel", dynamic=False)
 
 
-def is_int8_form(form: dict) -> bool:
+def is_int8_form(form: object) -> bool:
     """Whether the quantization_config of a config.json is the one that `int8_state` gives."""
-    return form == int8_form(form.get("ignore"))
+    return isinstance(form, dict) and form == int8_form(form.get("ignore"))
 
 
 def int8_form(left_out: object) -> dict:

@@ -147,6 +147,12 @@ class ScriptsTest(parameterized.TestCase):
         with mock.patch.object(int8.torch.cpu, "_is_vnni_supported", lambda: False):
             _, error = self.predict("--model_name_or_path", self.one, "--int8", code=2)
         self.assertRegex(error.splitlines()[-1], "error: --int8 True: needs a CPU with AVX512-VNNI")
+        with mock.patch("foundry.common.machine.has_accelerator", lambda: True):
+            _, error = self.predict("--model_name_or_path", self.one, "--int8", "--use_cpu", "false", code=2)
+        self.assertRegex(error.splitlines()[-1], "error: --int8 True: multiplies on a CPU: add --use_cpu")
+        flags = ["--model_name_or_path", self.folder / "gemma", "--output_dir", self.folder / "out", "--dtype", "int8"]
+        _, _, error = run_main(export_checkpoint.main, *flags, code=2)
+        self.assertRegex(error.splitlines()[-1], "error: --dtype int8: not for t5gemma models")
 
     @parameterized.named_parameters(("own_head", False), ("tied", True))
     def test_a_folder_in_int8_has_the_answers_of_the_checkpoint(self, tied):
