@@ -148,7 +148,8 @@ class ScriptsTest(parameterized.TestCase):
             _, error = self.predict("--model_name_or_path", self.one, "--int8", code=2)
         self.assertRegex(error.splitlines()[-1], "error: --int8 True: needs a CPU with AVX512-VNNI")
         with mock.patch("foundry.common.machine.has_accelerator", lambda: True):
-            _, error = self.predict("--model_name_or_path", self.one, "--int8", "--use_cpu", "false", code=2)
+            flags = ["--model_name_or_path", self.one, "--int8", "--input_file", self.folder / "in.txt"]
+            _, _, error = run_main(predict_t5.main, *flags, code=2)
         self.assertRegex(error.splitlines()[-1], "error: --int8 True: multiplies on a CPU: add --use_cpu")
         flags = ["--model_name_or_path", self.folder / "gemma", "--output_dir", self.folder / "out", "--dtype", "int8"]
         _, _, error = run_main(export_checkpoint.main, *flags, code=2)
