@@ -51,6 +51,7 @@ from foundry.corpora.tokenizers import tokenizer_fingerprint
 from foundry.features import features_of, task_features
 from foundry.model_t5 import fit_vocabulary, load_ensemble
 from foundry.modeling.generation_settings import set_generation_length
+from foundry.modeling.weights import weights_of
 from foundry.report.preview import print_preview
 from foundry.runs.callbacks import T5ProgressCallback, install_callbacks
 from foundry.runs.evaluated_text import NAMED_TEXT, pre_training_of, score_text
@@ -125,7 +126,8 @@ def clear_output_dir(run_args: T5TrainingArguments, models: list[str]) -> None:
 def announce(run: Run, tasks: list[LoadedTask], model: str, missing: dict[str, str]) -> None:
     """Prints the plan: of the rows what fine-tuning says of them; and the first rows as the model reads them."""
     report = report_of_tasks(tasks)
-    run.announce({"checkpoint": model} | report.rows | report.lost() | {"left out": ", ".join(missing) or None})
+    held = weights_of(run.args.features).plan(run.args, None)
+    run.announce({"checkpoint": model} | held | report.rows | report.lost() | {"left out": ", ".join(missing) or None})
     alike: dict[str, list[LoadedTask]] = {}
     for task in tasks:
         alike.setdefault(tokenizer_fingerprint(task.tokenizer), []).append(task)

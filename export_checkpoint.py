@@ -52,8 +52,10 @@ from foundry.corpora.sentinels import source_ids
 from foundry.corpora.tokenizers import answering_tokenizer, has_tokenizer, load_tokenizer, save_tokenizer
 from foundry.features import Features, features_of
 from foundry.model_t5 import check_room, count_parameters, fit_vocabulary, load_model
+from foundry.modeling.decoding_layers import DECODERS
 from foundry.modeling.families import outgrows_cache
 from foundry.modeling.generation_settings import drop_idle_search
+from foundry.modeling.int8 import int8_state
 from foundry.modeling.layers import fuse_activation
 from foundry.modeling.loading import WEIGHTS, load_config, way_to_weights
 from foundry.modeling.weights import adapters, model_source
@@ -78,10 +80,11 @@ from tasks.row_texts import joined_text, source_text
 from tasks.rows import load_rows
 from tasks.task_records import read_record
 
+INT8 = "int8"
 # Files that load_model reads; it merges those of adapters.
 READ_WEIGHTS = WEIGHTS + tuple(adapter.weights for adapter in adapters())
 FEATURES = features_of("export_checkpoint")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, INT8: torch.float32}  # of what is not a matrix
 # Texts for the comparison if neither --samples_file nor its run names one.
 TEXTS = (
     "The city lies <extra_id_0> the river, and its oldest bridge was built <extra_id_1> the twelfth century.",
@@ -110,7 +113,9 @@ class ExportArguments:
         "Formats to write; the others into folders inside huggingface's.",
         choices=("huggingface", *FORMATS),
     )
-    dtype: str = option("float32", "Type of the weights in the Hugging Face folder.", choices=tuple(DTYPES))
+    dtype: str = option(
+        "float32", "Type of the weights in the Hugging Face folder; int8: of matrices.", choices=tuple(DTYPES)
+    )
     samples_file: str | None = option(None, "File of these texts: lines, or rows with `source` (predictions.jsonl).")
     num_samples: int = option(8, "Texts to compare on.", at_least=1)
 
@@ -184,16 +189,20 @@ def is_shown(text: str, run: dict, tokenizer: PreTrainedTokenizerBase, longest: 
     return f'"text": {json.dumps(shown)}' in json.dumps(run.get("read"))
 
 
-def write_hugging_face(original: Original, folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def write_hugging_face(original: Original, folder: Path, kind: str) -> PreTrainedModel:
     """Saves model and tokenizer into `folder`; returns the model loaded from there. UserError unless every tensor
-    has the bits of the checkpoint, rounded to `dtype`."""
-    model = original.model
+    has the bits of the checkpoint, rounded to the type of --dtype, `kind`."""
+    model, dtype, state, form = original.model, DTYPES[kind], None, None
+    if kind == INT8:
+        state, form = int8_state(model)
     wanted = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     for parameter in model.parameters():  # buffers stay: T5Gemma's frequencies would remain rounded
         parameter.data = parameter.data.to(dtype)
     search, model.generation_config = model.generation_config, copy.deepcopy(model.generation_config)
     drop_idle_search(model)
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=state)
+    if form:
+        write_json(folder / "config.json", read_json(folder / "config.json") | {"quantization_config": form})
     model.generation_config = search  # other formats are compared with the task's beams too
     save_tokenizer(original.tokenizer, folder)
     copy_pooling(original, folder)
@@ -217,7 +226,7 @@ def export_model(
 ) -> tuple[dict[str, dict], dict[str, str]]:
     """({format: its comparison}, {format: one line about it}), after writing all formats into `folder`. UserError if
     one differs from PyTorch."""
-    again = write_hugging_face(original, folder, DTYPES[args.dtype])
+    again = write_hugging_face(original, folder, args.dtype)
     if encode(load_tokenizer(str(folder)), texts) != original.sources:
         raise UserError("huggingface: the tokenizer gives other ids when it is loaded again: not written")
     model, sources = original.model, original.sources  # with weights as rounded to --dtype
@@ -229,6 +238,8 @@ def export_model(
         wanted, written = encoder_outputs(model, sources), encoder_outputs(again, sources)
         found = {"huggingface": compare_outputs("huggingface", wanted, written, 0.0)}
         lines = {"huggingface": f"{described_within(found['huggingface'])} of PyTorch's in {len(sources)} texts"}
+    if args.dtype == INT8:
+        found["huggingface"]["weights"] = INT8  # the card says how transformers reads them
     del again
     for kind in [kind for kind in FORMATS if kind in args.formats]:
         print_once(f"writing and comparing {kind}")
@@ -259,6 +270,9 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
     config, others = load_config(checkpoint, "--model_name_or_path"), [kind for kind in FORMATS if kind in args.formats]
     for kind in others:
         resolve(FORMATS[kind]).check(config, kind)
+    if args.dtype == INT8 and (lone_part(config) or config.model_type not in DECODERS):
+        of_model = lone_part(config) or f"{config.model_type} models"
+        raise UserError(f"--dtype {INT8}: not for {of_model}, whose answers need --dtype bfloat16 or float32")
     check_room(config, f"--model_name_or_path {checkpoint}")
     model = (model_source(features).loaded(checkpoint, None) or load_model(checkpoint)).eval()
     fit_vocabulary(model, tokenizer)
@@ -286,6 +300,8 @@ def main(argv: list[str] | None = None) -> dict[str, dict]:
             uploader.complete(folder, Path(args.output_dir), record, model, found)
     if outgrows_cache(config) and not lone_part(config):
         rows["transformers"] = "generates with use_cache=False alone: the decoder has more layers than the encoder"
+    if args.dtype == INT8:
+        rows[INT8] = "for answers with --int8; without it every script reads it as float32"
     rows["written to"] = args.output_dir
     for uploader in features.of(Uploader):
         rows |= uploader.exported(Path(args.output_dir), others)

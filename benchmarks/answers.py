@@ -1,4 +1,4 @@
-"""Answers a second of this project's loop beside transformers' `generate` and CTranslate2, on the same sources.
+"""Answers a second of this project's loop, in int8 too, beside `generate` and CTranslate2, on the same sources.
 
     python -m benchmarks answers --model small --examples 256
     python -m benchmarks answers --model out/fine_tune_t5 --train_file sources.txt --examples 1000
@@ -8,6 +8,7 @@ answers never end before the limit, or a trained model and the lines of a file. 
 memory allows: the bytes of the decoder's weights over the rate at which this machine reads.
 """
 
+import copy
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable
@@ -27,9 +28,11 @@ from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import Source
 from foundry.modeling.found_answers import AnswerFinder
+from foundry.modeling.int8 import multiplies_int8, multiply_in_int8
 from foundry.publishing.exports import Original
 
 NEW_TOKENS = 32  # most of an answer
+SMALLER = {"bfloat16": 2, "int8": 4}  # {end of a way's name: how many of its weights take the bytes of one}
 BEAMS = 5
 ONE_BY_ONE, WITH_BEAMS = 16, 64  # sources that are answered one at a time, and with beams
 COLUMNS = {
@@ -68,13 +71,19 @@ def read_rate(device: torch.device) -> float:
 ENGINES: list[CTranslate2Engine] = []
 
 
+def started_ctranslate2(folder: Path, quantization: str | None, model: Path) -> ProcessPoolExecutor:
+    """The process of an engine. model: the folder that it is made of."""
+    write_ctranslate2(Original(load_model(str(model)), load_tokenizer(str(model)), []), folder, quantization)
+    return ProcessPoolExecutor(1, get_context("spawn"), open_ctranslate2, [folder])
+
+
 def open_ctranslate2(folder: Path) -> None:
     """Loads the engine of this process."""
     ENGINES.append(CTranslate2Engine(folder))
 
 
 def answered_by_ctranslate2(sources: Tokens, slots: int, beams: int) -> Tokens:
-    """The token ids of each answer, in float32."""
+    """The token ids of each answer, by the engine of this process."""
     options = dict(beam_size=beams, max_decoding_length=NEW_TOKENS, max_batch_size=slots)
     options["patience"] = PATIENCE if beams > 1 else 1
     return ENGINES[0].tokens(sources, options)
@@ -88,15 +97,21 @@ class Ways:
         self.model = load_model(str(folder)).eval().to(device)
         self.model.generation_config.max_length = None
         self.tokenizer, self.device = load_tokenizer(str(folder)), device
-        self.finder = AnswerFinder(self.model, 1)
         self.ways: dict[str, Callable[[Tokens, int, int], Tokens]] = {
             "generate": self.generated,
-            "ours": self.found,
+            "ours": partial(self.found, AnswerFinder(self.model, 1)),
         }
         if device.type == "cpu":
-            self.ways["ctranslate2"] = self.with_ctranslate2
-            write_ctranslate2(Original(load_model(str(folder)), self.tokenizer, []), converted, None)
-            self.apart = ProcessPoolExecutor(1, get_context("spawn"), open_ctranslate2, [converted])
+            engine = started_ctranslate2(converted / "float32", None, folder)
+            self.ways["ctranslate2"] = partial(self.with_ctranslate2, engine)
+        in_bfloat16 = copy.deepcopy(self.model).to(torch.bfloat16)
+        self.ways["ours, bfloat16"] = partial(self.found, AnswerFinder(in_bfloat16, 1))
+        if multiplies_int8(device):
+            in_int8 = copy.deepcopy(self.model)
+            multiply_in_int8(in_int8)
+            self.ways["ours, int8"] = partial(self.found, AnswerFinder(in_int8, 1))
+            engine = started_ctranslate2(converted / "int8", "int8", folder)
+            self.ways["ctranslate2, int8"] = partial(self.with_ctranslate2, engine)
 
     @torch.no_grad()
     def generated(self, sources: Tokens, slots: int, beams: int) -> Tokens:
@@ -112,16 +127,16 @@ class Ways:
                 answers[number] = self._until_end(tokens)
         return answers
 
-    def found(self, sources: Tokens, slots: int, beams: int) -> Tokens:
+    def found(self, finder: AnswerFinder, sources: Tokens, slots: int, beams: int) -> Tokens:
         """By this project's loop."""
-        rows, self.finder.slots = [Source(ids) for ids in sources], slots
+        rows, finder.slots = [Source(ids) for ids in sources], slots
         in_order = sorted(rows, key=lambda row: -len(row.ids))
-        self.finder.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
+        finder.find(in_order, max_new_tokens=NEW_TOKENS, num_beams=beams, do_sample=False)
         return [self._until_end(row.answers[0].tokens) for row in rows]
 
-    def with_ctranslate2(self, sources: Tokens, slots: int, beams: int) -> Tokens:
+    def with_ctranslate2(self, engine: ProcessPoolExecutor, sources: Tokens, slots: int, beams: int) -> Tokens:
         """By CTranslate2, in a process of its own."""
-        return self.apart.submit(answered_by_ctranslate2, sources, slots, beams).result()
+        return engine.submit(answered_by_ctranslate2, sources, slots, beams).result()
 
     def _until_end(self, tokens: list[int]) -> list[int]:
         ends = [place for place, token in enumerate(tokens) if token == self.tokenizer.eos_token_id]
@@ -142,7 +157,7 @@ def measure_answers(args: Namespace) -> dict:
             f"{BEAMS} beams, {args.batch // BEAMS} at a time": (sources[:WITH_BEAMS], args.batch // BEAMS, BEAMS),
         }
         for what, work in works.items():
-            found = {name: {"name": name, "what": what, "ours": name == "ours"} for name in ways.ways}
+            found = {name: {"name": name, "what": what, "ours": name.startswith("ours")} for name in ways.ways}
             written = {name: way(*work) for name, way in ways.ways.items()}
             runs = {name: timed(partial(way, *work)) for name, way in ways.ways.items()}
             interleaved(found, runs, args.rounds, args.deadline)
@@ -153,7 +168,9 @@ def measure_answers(args: Namespace) -> dict:
                 row["ratio"] = median(theirs / own for theirs, own in pairs)
                 row["same"] = sum(map(list.__eq__, written[name], written["generate"])) / len(work[0])
                 if longest:
-                    row |= dict(milliseconds_a_step=1000 * median(row["seconds"]) / longest, least_milliseconds=least)
+                    a_step = 1000 * median(row["seconds"]) / longest
+                    smaller = SMALLER.get(name.rpartition(", ")[2], 1)
+                    row |= dict(milliseconds_a_step=a_step, least_milliseconds=least / smaller)
             ratios[what] = found["ours"]["ratio"]
             rows += found.values()
             synchronize()

@@ -27,6 +27,7 @@ from foundry.common.reports import PROJECT, aligned_cells
 from foundry.common.terminal import say
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
+from foundry.modeling.int8 import multiplies_int8
 
 CLIENTS = (1, 8, 64)
 NEW_TOKENS = 32  # most of an answer
@@ -141,15 +142,18 @@ def measure_serve(args: Namespace) -> dict:
         ours = ["predict_t5.py", "--serve", "--use_cpu", "--port", 0, "--max_new_tokens", NEW_TOKENS]
         servers = {"plain handler": ["-c", PLAIN, folder, NEW_TOKENS]}
         servers["transformers"] = [*ours, "--model_name_or_path", folder, "--num_beams", 1]
-        for backend in sorted(BACKENDS.keys() & FORMATS.keys()):
-            words = ["export_checkpoint.py", "--model_name_or_path", folder, "--output_dir", Path(place, backend)]
-            words += ["--formats", backend]
+        if multiplies_int8(torch.device("cpu")):
+            servers["transformers, int8"] = [*servers["transformers"], "--int8"]
+        kinds = {name: name for name in sorted(BACKENDS.keys() & FORMATS.keys())} | {"ctranslate2_int8": "ctranslate2"}
+        for kind, backend in kinds.items():
+            words = ["export_checkpoint.py", "--model_name_or_path", folder, "--output_dir", Path(place, kind)]
+            words += ["--formats", kind]
             done = subprocess.run([sys.executable, *map(str, words)], cwd=PROJECT, capture_output=True, text=True)
             if done.returncode:
-                rows.append({"name": backend, "error": done.stderr.strip().rpartition("\n")[2]})
+                rows.append({"name": kind, "error": done.stderr.strip().rpartition("\n")[2]})
             else:
-                servers[backend] = [*ours, "--num_beams", 1, "--backend", backend]
-                servers[backend] += ["--model_name_or_path", Path(place, backend)]
+                servers[kind] = [*ours, "--num_beams", 1, "--backend", backend]
+                servers[kind] += ["--model_name_or_path", Path(place, kind)]
         for name, words in servers.items():
             try:
                 with started(*words) as port:

@@ -51,8 +51,9 @@ from foundry.modeling.ensemble import ensemble
 from foundry.modeling.families import families, family_of, refuse_lacking, shape_of, stacks
 from foundry.modeling.fewer_layers import leave_out_layers
 from foundry.modeling.generation_settings import complete, drop_idle_search
+from foundry.modeling.int8 import is_int8_form, scale_matrices
 from foundry.modeling.layers import fuse_activation
-from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, tell_which
+from foundry.modeling.loading import NO_MODEL, WEIGHTS, load_config, load_whole, reading_weights, tell_which
 from foundry.modeling.new_vocabulary import change_vocabulary, embedding_rows, same_vocabulary
 from foundry.modeling.weight_formats import bytes_of, number_of, reads_as_saved
 from foundry.modeling.weights import adapters, is_added, model_source, weights_of
@@ -290,7 +291,8 @@ def check_room(config: PreTrainedConfig, shown: str, weight_format: str = "float
 
 
 def named_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: str = NO_MODEL) -> T5Config:
-    """The configuration of a checkpoint. UserError if it is of no family here, or its weights are quantised."""
+    """The configuration of a checkpoint. UserError if it is of no family here, or its weights are quantised otherwise
+    than export_checkpoint.py --dtype int8 does it."""
     config = load_config(name_or_path, flag, wrong)
     if config.model_type not in families():
         known = ", ".join(f"{family.names} ({kind})" for kind, family in families().items())
@@ -304,7 +306,8 @@ def named_config(name_or_path: str, flag: str = "--model_name_or_path", wrong: s
         except UserError as error:
             wrong = str(error).removeprefix("--")
             raise UserError(f"{flag} {name_or_path}: its config.json is wrong ({wrong})") from None
-    if quantized := getattr(config, "quantization_config", None):
+    quantized = vars(config).pop("quantization_config", None)
+    if quantized and not is_int8_form(quantized):
         how = dict(quantized).get("quant_method", "an unnamed method")
         raise UserError(
             f"{flag} {name_or_path}: its weights are quantised ({how}), and these scripts read whole ones. Give the "
@@ -348,13 +351,18 @@ def load_model(
             return adapter.load(name_or_path, read, merge, flag)
     do_not_wait_for_the_hub(name_or_path)
     family = family_of(config)
-    if as_saved := as_saved and family.can_load_as_saved:
+    in_int8 = hasattr(load_config(name_or_path, flag), "quantization_config")
+    if as_saved := as_saved and family.can_load_as_saved and not in_int8:
         config.dtype = None  # otherwise "auto" below would mean this type, and not the file's
     options = dict(config=config, dtype="auto" if as_saved else torch.float32)
     if attention := family.attention(attn_implementation):
         options["attn_implementation"] = attention
     kind = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[type(config)]
-    return _prepared(load_whole(kind, name_or_path, flag, **options))
+    model = load_whole(kind, name_or_path, flag, r".*\.weight_scale" if in_int8 else None, **options)
+    if in_int8:
+        with reading_weights(f"{flag} {name_or_path}", name_or_path):
+            scale_matrices(model, name_or_path)
+    return _prepared(model)
 
 
 def load_to_answer(
@@ -366,17 +374,21 @@ def load_to_answer(
     to_bf16: bool = False,
 ) -> PreTrainedModel:
     """`load_model` for evaluation and prediction. Where the weights are held in a format other than float32, an
-    adapter is not merged, since the merged model would not fit where the frozen weights do. UserError for weights that
-    are not finite, with which all answers would be empty (one pass over the weights). to_bf16: the caller casts the
-    weights to bfloat16: those of such a file are not made float32 first, a copy of twice their size."""
-    in_format = reads_as_saved(weights_of(features).weight_format())
-    model = load_model(name_or_path, attn_implementation, in_format or to_bf16, merge=not in_format)
+    adapter is not merged unless the format is that of products (`merges`), since the merged model would not fit where
+    the frozen weights do. UserError for weights that are not finite, with which all answers would be empty (one pass
+    over the weights). to_bf16: the caller casts the weights to bfloat16: those of such a file are not made float32
+    first, a copy of twice their size."""
+    weights = weights_of(features)
+    weights.check(None, named_config(name_or_path), None)
+    in_format = reads_as_saved(weights.weight_format())
+    merge = weights.merges() or not in_format
+    model = load_model(name_or_path, attn_implementation, in_format or to_bf16, merge)
     for name, weight in model.named_parameters():
         if not torch.stack(weight.detach().aminmax()).isfinite().all():  # a NaN is least and largest
             raise UserError(
                 f"--model_name_or_path {name_or_path}: {name} has NaN or infinite numbers. Take an earlier checkpoint"
             )
-    weights_of(features).hold(model, device, bf16)
+    weights.hold(model, device, bf16)
     return model
 
 

@@ -45,6 +45,7 @@ from foundry.common.terminal import say
 from foundry.modeling.found_answers import Engine
 from foundry.modeling.loading import load_config
 from foundry.modeling.rows_at_a_time import rows_to_generate, rows_to_score
+from foundry.modeling.weights import weights_of
 from tasks.answering import Plan, summary
 
 READS = ["GET", "HEAD"]  # many balancers and monitors ask by HEAD whether a server lives
@@ -139,6 +140,8 @@ class Completions(Service):
         about |= dict(max_source_tokens=plan.entry.max_source_length, max_tokens=plan.limit)
         if len(plan.args.models) > 1:
             about["ensemble"] = plan.args.models
+        if weight_format := weights_of(plan.features).weight_format():
+            about["weights"] = weight_format
         super().__init__(plan.args.models, feature, batches, about)
         self.reader = CompletionReader(plan, engine, feature, self.check_count)
         self.posts = {"/v1/completions": self.complete}

@@ -30,6 +30,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from foundry.modeling.decoding_layers import DECODERS, ENCODED_TOKENS, KVCache, Layers
 from foundry.modeling.ensemble import log_of_mean
 from foundry.modeling.generation_settings import NEUTRAL
+from foundry.modeling.int8 import Int8Linear
 
 REFILLED = 8  # sources are admitted when an eighth of the slots is free: encoded together, they take less time
 NEVER = -1e9  # the score of a beam that there is not
@@ -133,9 +134,9 @@ def unsupported_model_reason(model: PreTrainedModel) -> str | None:
     """Why the loop cannot write answers of a model; None if it can."""
     if model.config.model_type not in DECODERS:
         return f"the decoder of {model.config.model_type} models is not written out"
-    matrices = [part.weight for part in model.modules() if hasattr(part, "in_features")]
-    if odd := [matrix.dtype for matrix in matrices if not matrix.is_floating_point()]:
-        return f"its matrices are held in {str(odd[0]).removeprefix('torch.')}"
+    for part in model.modules():
+        if hasattr(part, "in_features") and not (part.weight.is_floating_point() or isinstance(part, Int8Linear)):
+            return f"its matrices are held in {str(part.weight.dtype).removeprefix('torch.')}"
     return None
 
 

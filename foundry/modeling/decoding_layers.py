@@ -23,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from foundry.modeling.families import family_of, output_head
+from foundry.modeling.int8 import Int8Linear, Int8Matrices
 from foundry.modeling.onednn import has_onednn, multiplied, product
 from foundry.modeling.products import is_plain
 from foundry.modeling.recomputed import is_plain_product
@@ -69,6 +70,13 @@ class Matrices:
         return found if len(found) == self.count else found[0].chunk(self.count, dim=-1)
 
 
+def joined(layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool) -> Matrices | Int8Matrices:
+    """The `Matrices` of linear layers, in int8 if they are held in it."""
+    if isinstance(layers[0], Int8Linear):
+        return Int8Matrices(layers)
+    return Matrices(layers, dtype, packs)
+
+
 # ---------------------------------------------------------------- parts of a layer
 class Norm:
     """T5's layer norm: x divided by its root mean square, times the norm's weights."""
@@ -95,7 +103,7 @@ class FeedForward:
         self.norm, self.activation = Norm(part.layer_norm), inner.act
         if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
             self.activation = partial(F.gelu, approximate="tanh")
-        self.wide, self.out = Matrices(gates, dtype, packs), Matrices([inner.wo], dtype, packs)
+        self.wide, self.out = joined(gates, dtype, packs), joined([inner.wo], dtype, packs)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         first, *others = self.wide(self.norm(x))
@@ -112,8 +120,8 @@ class SelfAttention:
     def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
         inner = part.SelfAttention
         self.norm, self.bias = Norm(part.layer_norm), inner if inner.has_relative_attention_bias else None
-        self.read = Matrices([inner.q, inner.k, inner.v], dtype, packs)
-        self.out = Matrices([inner.o], dtype, packs)
+        self.read = joined([inner.q, inner.k, inner.v], dtype, packs)
+        self.out = joined([inner.o], dtype, packs)
 
 
 class CrossAttention:
@@ -122,8 +130,8 @@ class CrossAttention:
     def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
         inner = part.EncDecAttention
         self.norm = Norm(part.layer_norm)
-        self.sources = Matrices([inner.k, inner.v], dtype, packs=False)
-        self.read, self.out = Matrices([inner.q], dtype, packs), Matrices([inner.o], dtype, packs)
+        self.sources = joined([inner.k, inner.v], dtype, packs=False)
+        self.read, self.out = joined([inner.q], dtype, packs), joined([inner.o], dtype, packs)
 
 
 def attended(
@@ -210,7 +218,7 @@ class Decoder:
         config, decoder, self.dtype = model.config, model.decoder, type_of_products(model)
         self.device, self.heads, self.head_width = model.device, config.num_heads, config.d_kv
         self.embedding, self.last_norm = decoder.embed_tokens, Norm(decoder.final_layer_norm)
-        self.head = Matrices([output_head(model)], self.dtype, packs=True)
+        self.head = joined([output_head(model)], self.dtype, packs=True)
         self.scale = family_of(config).head_scale(config)
         self.layers = [
             (

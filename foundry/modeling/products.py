@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from foundry.modeling.int8 import Int8Linear
 from foundry.modeling.recomputed import FAST_LINEAR, is_plain_product
 
 
@@ -13,5 +14,6 @@ def use_fast_products(model: nn.Module) -> None:
 
 
 def is_plain(model: nn.Module) -> bool:
-    """Whether all linear layers of a model are of torch itself."""
-    return all(is_plain_product(part) for part in model.modules() if hasattr(part, "in_features"))
+    """Whether all linear layers of a model are of torch itself, or of `multiply_in_int8`."""
+    layers = [part for part in model.modules() if hasattr(part, "in_features")]
+    return all(is_plain_product(layer) or isinstance(layer, Int8Linear) for layer in layers)

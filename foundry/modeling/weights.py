@@ -58,6 +58,10 @@ class Weights(Feature):
         """The same with flags that ask for the format that was decided."""
         return self
 
+    def merges(self) -> bool:
+        """Whether an adapter is merged to answer, and the weights get their format then; in float32 it always is."""
+        return False
+
     def hold(self, model: "PreTrainedModel", device: Any, bf16: bool) -> None:
         """Gives the frozen weights their format, before training or answering."""
 
