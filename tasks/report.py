@@ -39,7 +39,7 @@ _ON_FEW_ROWS = {
     "--label_smoothing_factor 0.1": {"label_smoothing_factor"},
     "--max_steps {steps}": {"max_steps", "num_train_epochs"},
 }
-_STEPS_ON_FEW_ROWS = {2_500: 1_200, 10_000: 2_200}
+_STEPS_ON_FEW_ROWS = {2_500: 1_600, 10_000: 3_000}
 
 
 def report_of_tasks(
