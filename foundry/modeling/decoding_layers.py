@@ -31,7 +31,7 @@ MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of e
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
 LARGE = 2**17  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
-KEPT = 128  # source tokens up to which an encoder keeps its biases: 1 MB or less for each layer that has some
+KEPT = 128  # source tokens up to which an encoder keeps its biases: 64 kB a head of each layer that has some
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
@@ -75,14 +75,14 @@ class Norm:
 
     def __init__(self, norm: nn.Module):
         self.weight, self.epsilon, width = norm.weight, norm.variance_epsilon, len(norm.weight)
-        # x / sqrt(|x|^2 / width + epsilon): on a CPU four calls in place of the six that torch makes of its own.
+        # x / sqrt(|x|^2 / width + epsilon), in float32 on a CPU: four calls, of which torch's own makes more.
         self.scaled = norm.weight * width**0.5
         self.least = torch.tensor((width * self.epsilon) ** 0.5, device=norm.weight.device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if not x.is_cpu:
+        if x.dtype != torch.float32 or not x.is_cpu:
             return F.rms_norm(x, x.shape[-1:], self.weight, self.epsilon)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         return x / length.hypot_(self.least) * self.scaled
 
 
@@ -199,7 +199,7 @@ class Encoder:
             queries, keys, values = (part.view(rows, width, self.heads, -1).transpose(1, 2) for part in parts)
             (out,) = attention.out(attended(queries, keys, values, mask).transpose(1, 2).flatten(2))
             x = feed_forward(x + out)
-        return self.last_norm(x).to(x.dtype)
+        return self.last_norm(x)
 
 
 # ---------------------------------------------------------------- the decoder
@@ -309,7 +309,9 @@ class KVCache:
         self.begin = self.end = 0  # columns in use
         self.cache, self.source_cache = self._empty(slots * rows, COLUMNS), self._empty(0, 0)
         self.rows_in_use = self.heads_in_use = self.cache  # [2, layers, N, H, C, D], [2, layers, N * H, C, D]
-        self.column = self.written = self.sources = ()
+        self.column: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.sources: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.unseen: torch.Tensor | None = None
         self.padding: torch.Tensor | None = None
 
