@@ -187,11 +187,11 @@ class SourcesTest(parameterized.TestCase):
         self.assertEqual(script, "fine_tune_t5.py")
         self.assertRegex(printed, r"\nrows +7 of 7 train, 1 of 1 validation\n")
         self.assertRegex(printed, "smallest sequence_error_rate is best")
-        self.assertRegex(printed, r"\nfew rows +7 from scratch: --optim muon --learning_rate 5e-2 .*--max_steps 1200")
+        self.assertRegex(printed, r"\nfew rows +7 from scratch: --optim muon --learning_rate 5e-2 .*--max_steps 1600")
 
     @parameterized.parameters(
-        (800, (), "--optim muon --learning_rate 5e-2 --warmup_steps 20 --label_smoothing_factor 0.1 --max_steps 1200"),
-        (8000, ("learning_rate", "label_smoothing_factor"), "--max_steps 2200"),
+        (800, (), "--optim muon --learning_rate 5e-2 --warmup_steps 20 --label_smoothing_factor 0.1 --max_steps 1600"),
+        (8000, ("learning_rate", "label_smoothing_factor"), "--max_steps 3000"),
         (800, ("optim", "num_train_epochs", "dropout_rate"), "--label_smoothing_factor 0.1"),
         (800, ("optim", "label_smoothing_factor", "max_steps"), None),
         (80_000, (), None),
