@@ -15,7 +15,7 @@ cd "$folder"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore OMP_NUM_THREADS=1
 "${PYTHON:-python3}" -m venv venv
 pip="venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile"
-$pip torch==2.13.0 sentence-transformers==6.2.0 transformers==5.5.4 openvino==2026.4.1 nncf==3.4.0
+$pip torch==2.13.0 sentence-transformers==6.2.0 transformers==5.5.4 openvino==2026.4.1 nncf==3.4.0 requests==2.34.2
 $pip --no-deps optimum-intel==2.2.0 optimum==2.3.0 openvino-tokenizers==2026.4.1.0 # without torchvision
 cat > finding.py <<'END'
 from importlib.metadata import version
