@@ -112,6 +112,14 @@ RECIPES = {
         4_648_384,
         (128, 128),
     ),
+    "translation_multi30k.yaml": Recipe(
+        fine_tune_t5,
+        "--tokenizer_name {folder}/model --train_file {folder}/answers.jsonl --source_column prompt --target_column "
+        f"prediction --generation_max_length 9 --config_name tiny --config_overrides {OVERRIDES}",
+        build_config("tiny", 4000, dict(d_ff=512, num_layers=3, num_decoder_layers=2)),
+        2_476_032,  # 2 x 4,032 x 128 of the vocabulary, 1.4M of five layers
+        (128, 128),
+    ),
     "pronunciation.yaml": Recipe(
         fine_tune_t5,
         "--tokenizer_name {folder}/model --train_file {folder}/answers.jsonl --source_column prompt --target_column "
