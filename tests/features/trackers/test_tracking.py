@@ -117,8 +117,9 @@ class KilledRunTest(parameterized.TestCase):
         flags = torture.changed(flags, "--eval_steps", "2", "--save_steps", "4", "--report_to", "X")
         flags[flags.index("X") : flags.index("X") + 1] = ALL
         flags += ["--load_best_model_at_end", "--metric_for_best_model", "loss", "--save_total_limit", "9"]
-        # Too high a rate, so that the last evaluation is not the best.
-        flags += ["--learning_rate", "0.3", "--lr_scheduler_type", "constant", "--output_dir", str(cls.out)]
+        # The rate rises until it is too high, so that the last evaluation is not the best.
+        flags = torture.changed(flags, "--warmup_steps", "9", "--learning_rate", "1.5")
+        flags += ["--lr_scheduler_type", "constant_with_warmup", "--output_dir", str(cls.out)]
         cls.environment = {n: v for n, v in os.environ.items() if not n.startswith(("WANDB_", "TRACKIO_", "TENSORB"))}
         cls.environment |= {"TRACKIO_DIR": str(cls.folder / "trackio"), "HOME": str(cls.folder)}
         path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -182,7 +183,7 @@ class KilledRunTest(parameterized.TestCase):
         self.check([point for point in points if not point[0].startswith("samples.")], once=False)
         self.check_config(config)
         best = json.loads((self.out / "all_results.json").read_text())["eval_loss"]
-        self.assertNotAlmostEqual(best, self.expected["eval/loss", 10], delta=1e-4)
+        self.assertNotAlmostEqual(best, self.expected["eval/loss", 10], delta=1e-2)
         self.assertAlmostEqual(summary["eval/loss"], best, places=5)
         self.assertIn("wandb sync", self.runs[1].stdout)
 
