@@ -5,7 +5,8 @@
 #   Adafactor's own scaling are gone, the rate stays. "zero_force_ds_cpu_optimizer": false in the file keeps it.
 # Matters for: who fine-tunes T5 with Adafactor and its rate of 1e-3, or with SGD, and adds offloading to save memory:
 #   the run is Adam's, at a rate that was chosen for another optimizer. Trainer prepares in the same way.
-# Versions: deepspeed 0.19.8, accelerate 1.15.0, torch 2.13.0. 2026-11-29.
+# Versions: deepspeed 0.19.8, accelerate 1.15.0 (whose preparing for DeepSpeed asks for transformers' version: 5.23.0),
+#   torch 2.13.0. 2026-11-29.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -14,7 +15,7 @@ export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error PYTHONWARNINGS=ignore
 export TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1
 export DS_ACCELERATOR=cpu ACCELERATE_USE_DEEPSPEED=true CUDA_VISIBLE_DEVICES=
 export RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=127.0.0.1 MASTER_PORT="${MASTER_PORT:-29556}"
-packages="torch==2.13.0 accelerate==1.15.0 deepspeed==0.19.8"
+packages="torch==2.13.0 accelerate==1.15.0 deepspeed==0.19.8 transformers==5.23.0"
 "${PYTHON:-python3}" -m venv venv
 venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile setuptools wheel torch==2.13.0
 venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-build-isolation $packages
