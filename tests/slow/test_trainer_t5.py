@@ -420,7 +420,7 @@ class ResumeTest(TrainerTest):
 
     @parameterized.parameters(True, False)
     def test_layers_that_keep_less_or_transformers_resume_each_other(self, first):
-        """Only rounding tells the losses apart (without dropout: its masks differ on a CPU), and the bytes kept differ."""
+        """Only rounding tells the losses apart (no dropout: its masks differ on a CPU), and the bytes kept differ."""
         flags = dict(max_steps=4, save_strategy="steps", save_steps=2, eval_strategy="no", logging_steps=1)
         whole, resumed = (
             trained(self.folder / name, resume, model=make_model(), recompute=recompute, **flags)
