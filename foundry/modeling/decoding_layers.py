@@ -15,6 +15,7 @@ Legend of shapes: G sources in slots, K rows of each (beams or draws), N = G * K
 """
 
 from collections.abc import Sequence
+from enum import Enum
 from functools import partial
 
 import torch
@@ -31,7 +32,8 @@ from foundry.modeling.recomputed import is_plain_product
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
-LARGE = 2**17  # numbers of a matrix that is read from memory again and again; a smaller one stays in the cache
+LARGE = 2**17  # numbers of a matrix for which a call of oneDNN is worth while
+CACHED = 2**21  # numbers of a decoder's matrices up to which they stay in the processor's cache from step to step
 KEPT = 128  # source tokens up to which an encoder keeps its biases: 64 kB a head of each layer that has some
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
@@ -46,18 +48,25 @@ def matrix_of(layer: nn.Module) -> torch.Tensor:
     return layer(torch.eye(layer.in_features, device=layer.weight.device)).detach().T
 
 
+class Held(Enum):
+    """How matrices are held for their products."""
+
+    IN_PLACE = "read where the model has them"
+    PACKED = "joined, and packed for oneDNN if they are large, in a copy"
+    TWICE = "packed, and once more for one row, which MKL multiplies in half of the time if they stay in the cache"
+
+
 class Matrices:
-    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... of one size that read the same x.
+    """x [N, in] -> [x A^T, x B^T ...] of linear layers A, B ... of one size that read the same x, in the type dtype."""
 
-    packs: whether they are joined, and packed for oneDNN if they are large, which takes a copy of them; else they are
-    read where they are. dtype: of the products.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool):
+    def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype, held: Held):
         weights = [matrix_of(layer).to(dtype) for layer in layers]
         self.count, self.dtype, self.multiply = len(layers), dtype, multiplied
-        if packs and has_onednn(weights[0].device):
+        self.of_one_row: torch.Tensor | None = None  # [in, out]
+        if held is not Held.IN_PLACE and has_onednn(weights[0].device):
             weights = [torch.cat(weights)]
+            if held is Held.TWICE and dtype == torch.float32:
+                self.of_one_row = weights[0].T.contiguous()
             if weights[0].numel() >= LARGE:
                 weights = [torch.ops.mkldnn._reorder_linear_weight(weights[0])]
                 self.multiply = product
@@ -66,15 +75,18 @@ class Matrices:
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         if x.dtype != self.dtype:
             x = x.to(self.dtype)
-        found = [self.multiply(x, weight) for weight in self.weights]
+        if self.of_one_row is not None and len(x) == 1:
+            found = [torch.mm(x, self.of_one_row)]
+        else:
+            found = [self.multiply(x, weight) for weight in self.weights]
         return found if len(found) == self.count else found[0].chunk(self.count, dim=-1)
 
 
-def joined(layers: Sequence[nn.Module], dtype: torch.dtype, packs: bool) -> Matrices | Int8Matrices:
+def joined(layers: Sequence[nn.Module], dtype: torch.dtype, held: Held) -> Matrices | Int8Matrices:
     """The `Matrices` of linear layers, in int8 if they are held in it."""
     if isinstance(layers[0], Int8Linear):
         return Int8Matrices(layers)
-    return Matrices(layers, dtype, packs)
+    return Matrices(layers, dtype, held)
 
 
 # ---------------------------------------------------------------- parts of a layer
@@ -97,13 +109,13 @@ class Norm:
 class FeedForward:
     """The feed-forward part of a layer."""
 
-    def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
+    def __init__(self, part: nn.Module, dtype: torch.dtype, held: Held):
         inner = part.DenseReluDense
         gates = [inner.wi_0, inner.wi_1] if hasattr(inner, "wi_0") else [inner.wi]
         self.norm, self.activation = Norm(part.layer_norm), inner.act
         if type(inner.act).__name__ in ("NewGELUActivation", "_TanhGELU"):  # the same function in one call
             self.activation = partial(F.gelu, approximate="tanh")
-        self.wide, self.out = joined(gates, dtype, packs), joined([inner.wo], dtype, packs)
+        self.wide, self.out = joined(gates, dtype, held), joined([inner.wo], dtype, held)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         first, *others = self.wide(self.norm(x))
@@ -117,21 +129,21 @@ class FeedForward:
 class SelfAttention:
     """The parts of a self-attention. bias: the module that has its relative biases, None if another layer's count."""
 
-    def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
+    def __init__(self, part: nn.Module, dtype: torch.dtype, held: Held):
         inner = part.SelfAttention
         self.norm, self.bias = Norm(part.layer_norm), inner if inner.has_relative_attention_bias else None
-        self.read = joined([inner.q, inner.k, inner.v], dtype, packs)
-        self.out = joined([inner.o], dtype, packs)
+        self.read = joined([inner.q, inner.k, inner.v], dtype, held)
+        self.out = joined([inner.o], dtype, held)
 
 
 class CrossAttention:
     """The parts of a cross-attention. sources: keys and values of the encoder's output."""
 
-    def __init__(self, part: nn.Module, dtype: torch.dtype, packs: bool):
+    def __init__(self, part: nn.Module, dtype: torch.dtype, held: Held):
         inner = part.EncDecAttention
         self.norm = Norm(part.layer_norm)
-        self.sources = joined([inner.k, inner.v], dtype, packs=False)
-        self.read, self.out = joined([inner.q], dtype, packs), joined([inner.o], dtype, packs)
+        self.sources = joined([inner.k, inner.v], dtype, held=Held.IN_PLACE)
+        self.read, self.out = joined([inner.q], dtype, held), joined([inner.o], dtype, held)
 
 
 def attended(
@@ -179,7 +191,10 @@ class Encoder:
         self.heads, self.embedding = model.config.num_heads, encoder.embed_tokens
         self.last_norm = Norm(encoder.final_layer_norm)
         self.layers = [
-            (SelfAttention(block.layer[0], self.dtype, False), FeedForward(block.layer[-1], self.dtype, False))
+            (
+                SelfAttention(block.layer[0], self.dtype, Held.IN_PLACE),
+                FeedForward(block.layer[-1], self.dtype, Held.IN_PLACE),
+            )
             for block in encoder.block
         ]
         self.biases: dict[nn.Module, torch.Tensor] = {}  # [1, H, KEPT, KEPT] of the modules that have some
@@ -218,13 +233,16 @@ class Decoder:
         config, decoder, self.dtype = model.config, model.decoder, type_of_products(model)
         self.device, self.heads, self.head_width = model.device, config.num_heads, config.d_kv
         self.embedding, self.last_norm = decoder.embed_tokens, Norm(decoder.final_layer_norm)
-        self.head = joined([output_head(model)], self.dtype, packs=True)
+        head = output_head(model)
+        numbers = head.weight.numel() + sum(weight.numel() for weight in decoder.block.parameters())
+        held = Held.TWICE if numbers <= CACHED else Held.PACKED
+        self.head = joined([head], self.dtype, held)
         self.scale = family_of(config).head_scale(config)
         self.layers = [
             (
-                SelfAttention(block.layer[0], self.dtype, packs=True),
-                CrossAttention(block.layer[1], self.dtype, packs=True),
-                FeedForward(block.layer[2], self.dtype, packs=True),
+                SelfAttention(block.layer[0], self.dtype, held),
+                CrossAttention(block.layer[1], self.dtype, held),
+                FeedForward(block.layer[2], self.dtype, held),
             )
             for block in decoder.block
         ]

@@ -363,6 +363,20 @@ class ProductsTest(parameterized.TestCase):
             for rows, is_faster in ((1, False), (2**14, True)):
                 self.assertEqual(onednn.is_faster(torch.ones(rows, 8), torch.ones(8, 8)), is_faster)
 
+    @parameterized.parameters((2**21, False), (0, True))
+    def test_one_row_is_multiplied_by_what_is_quicker(self, cached, by_onednn):
+        """By MKL where all matrices stay in the processor's cache, else by oneDNN; several rows always by oneDNN."""
+        model, sources = made_model(), made_sources(6)
+        wanted = generated(model, sources, max_new_tokens=12)
+        with (
+            mock.patch.multiple(decoding_layers, CACHED=cached, LARGE=0),
+            mock.patch.object(decoding_layers, "product", wraps=onednn.product) as product,
+        ):
+            for slots, is_called in ((1, by_onednn), (4, True)):
+                product.reset_mock()
+                self.assertEqual([one.tokens for one in found(model, sources, slots)], wanted)
+                self.assertEqual(product.called, is_called)
+
     def test_lora_answers_as_it_reads(self):
         """Answers of a model with LoRA's matrices, which are added to those of the loop."""
         model, sources = made_model(), made_sources(6)
