@@ -75,7 +75,7 @@ class Matrices:
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         if x.dtype != self.dtype:
             x = x.to(self.dtype)
-        if self.of_one_row is not None and len(x) == 1:
+        if self.of_one_row is not None and x.shape[0] == 1:
             found = [torch.mm(x, self.of_one_row)]
         else:
             found = [self.multiply(x, weight) for weight in self.weights]
