@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 import zoo
 from absl.testing import parameterized
+from helpers import masked_by_bits
 from torch.nn.functional import dropout, linear
 from transformers import AutoConfig
 from transformers.models.t5.modeling_t5 import T5LayerNorm, eager_attention_forward
@@ -175,14 +176,6 @@ def worst_error(found: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) 
         if gradient.norm() > 1e-4 * largest
     ]
     return max(errors)
-
-
-def masked_by_bits(hidden, p=0.5, training=True, *_):
-    """torch.nn.functional.dropout, with the masks of this package."""
-    if not training or not 0 < p < 1:
-        return hidden
-    bits = recomputed.drawn_bits(hidden.shape, p, hidden.device)
-    return recomputed.dropped(hidden, recomputed.kept_of(bits, hidden.shape), p)
 
 
 class ModelsTest(parameterized.TestCase):

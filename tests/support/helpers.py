@@ -19,6 +19,7 @@ from warm_python import warm_python
 from constants import IGNORE_INDEX
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
 from foundry.model_t5 import build_config, create_model
+from foundry.modeling import recomputed
 from foundry.modeling.loss import loss_sum
 
 SHAPE = dict(d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=1, num_decoder_layers=1)
@@ -152,3 +153,11 @@ def only(*names: str) -> Callable[[type], type]:
         return case
 
     return chosen
+
+
+def masked_by_bits(hidden, p=0.5, training=True, *_):
+    """torch.nn.functional.dropout, with the masks of this package."""
+    if not training or not 0 < p < 1:
+        return hidden
+    bits = recomputed.drawn_bits(hidden.shape, p, hidden.device)
+    return recomputed.dropped(hidden, recomputed.kept_of(bits, hidden.shape), p)
