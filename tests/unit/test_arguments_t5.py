@@ -341,6 +341,24 @@ class EarlyAnswerTest(TestCase):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout, "set()\n", done.stderr)
 
+    @parameterized.parameters((None, True), ("0", False))
+    def test_a_large_tensor_has_huge_pages(self, users_choice, is_huge):
+        """64 MiB. Page faults were an eighth of a step of training on a virtual machine."""
+        kernel = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # such as "always [madvise] never"
+        if not kernel.exists() or "[madvise]" not in kernel.read_text():
+            self.skipTest("this kernel does not give huge pages to those who ask alone")
+        code = (
+            "from foundry.common.command_line import answer_early\nanswer_early('')\nimport torch\n"
+            "held = torch.ones(2**24)\nprint(open('/proc/self/smaps_rollup').read())"
+        )
+        chosen = {} if users_choice is None else {"THP_MEM_ALLOC_ENABLE": users_choice}
+        environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"} | chosen
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        )
+        (kibibytes,) = re.findall(r"AnonHugePages: +(\d+)", done.stdout)
+        self.assertEqual(int(kibibytes) >= 2**15, is_huge, done.stderr)
+
 
 class TrainingArgumentsTest(TestCase):
     @parameterized.parameters(dict(fp16=True), dict(fp16_full_eval=True))
