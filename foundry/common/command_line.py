@@ -29,7 +29,7 @@ from typing import Any, NoReturn, get_type_hints
 from foundry.common.errors import UserError
 from foundry.common.flags import AUTO, check_limits, check_value, flag_limits
 from foundry.common.help import ALL, HelpFormatter, chosen, flag_help
-from foundry.common.machine import ask_for_huge_pages, cores_here, switch_off_telemetry
+from foundry.common.machine import cores_here, switch_off_telemetry
 from foundry.common.paths import NOT_RESUMED, RESUME_NEWEST, check_paths, home_path, user_cache
 from foundry.common.ranks import is_first_of_its_node, is_first_process, world_size
 from foundry.common.reports import PROJECT, plain_json, read_json, write_json
@@ -340,14 +340,12 @@ def _hide_progress_bars() -> None:
 
 # ---------------------------------------------------------------- answers before torch is imported
 def answer_early(about: str) -> None:
-    """Answers --help or a wrong flag and ends the script, before it imports torch and transformers. What torch reads
-    from the environment when it is imported is set here too.
+    """Answers --help or a wrong flag and ends the script, before it imports torch and transformers.
 
     The flags are read from a file that an earlier start of the script, or `make setup`, has written (`keep_table`).
     Without that file this does nothing, and the script answers after its imports. about: the script's docstring.
     """
     outlive_streams()
-    ask_for_huge_pages()
     file, key = _table_file(sys.argv[0])
     table = {}
     with contextlib.suppress(OSError, ValueError):

@@ -201,12 +201,6 @@ def switch_off_telemetry() -> None:
         vars(constants).update(HF_HUB_DISABLE_TELEMETRY=off)
 
 
-def ask_for_huge_pages() -> None:
-    """Has torch take its larger tensors on a CPU from pages of 2 MiB, unless the user's environment says otherwise. It
-    reads the variable (c10's alloc_cpu, since 2.2; Linux) at its first tensor, so this comes before it is imported."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def prepare_process() -> None:
     """Sets a training script's threads, limits and compiler's cache, and how it ends; called before anything else."""
     import resource  # Windows lacks it

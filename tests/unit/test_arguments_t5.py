@@ -348,8 +348,7 @@ class EarlyAnswerTest(TestCase):
         if not kernel.exists() or "[madvise]" not in kernel.read_text():
             self.skipTest("this kernel does not give huge pages to those who ask alone")
         code = (
-            "from foundry.common.command_line import answer_early\nanswer_early('')\nimport torch\n"
-            "held = torch.ones(2**24)\nprint(open('/proc/self/smaps_rollup').read())"
+            "import predict_t5; import torch; held = torch.ones(2**24); print(open('/proc/self/smaps_rollup').read())"
         )
         chosen = {} if users_choice is None else {"THP_MEM_ALLOC_ENABLE": users_choice}
         environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"} | chosen
