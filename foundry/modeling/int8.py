@@ -35,9 +35,10 @@ def multiplies_int8(device: torch.device) -> bool:
 
 def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 [O, I], scales [O]) of a matrix. A scale has the bits of a bfloat16, so that the rounded matrix in float32
-    (127 times the scale is exact there) has the same scales and numbers."""
+    (127 times the scale is exact there) has the same scales and numbers. That is a 512th off at most: no number
+    becomes more than 127.4 steps."""
     scales = matrix.abs().amax(1).div_(MOST).clamp_(min=_TINY.item()).bfloat16().float()
-    return (matrix / scales[:, None]).round_().clamp_(-MOST, MOST).to(torch.int8), scales
+    return (matrix / scales[:, None]).round_().to(torch.int8), scales
 
 
 def scales_of_rows(x: torch.Tensor) -> torch.Tensor:

@@ -71,6 +71,10 @@ foundry/modeling/ensemble.py, seen by unit/test_ensemble.py
   product_of_probabilities
   - total = log_p if total is None else torch.logaddexp(total, log_p)
   + total = log_p if total is None else total + log_p
+foundry/modeling/int8.py, seen by unit/test_int8.py
+  int8_rows_depend_on_their_batch
+  - torch.inf, dim=-1, keepdim=True)
+  + torch.inf)
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
   draws_of_one_step
   - source.draws[:, min(place.length, source.limit - 1)]
