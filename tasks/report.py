@@ -31,15 +31,20 @@ MEASURED = 1_000  # rows of a split in which the columns that a cut takes away a
 SHOWN_ROWS = 4  # rows of a split that the preview may show
 SIDES = {"input_ids": "sources", "labels": "targets"}  # {column of token ids: what a plan calls them}
 Shown = list[list[Sample]]
-# What did better than the defaults for texts written by a model from scratch (results/pronunciation.md): {flags: those
-# that say otherwise}, and {most rows: steps}.
+# What did better than the defaults for texts written by a model from scratch (results/pronunciation.md and
+# translation_multi30k.md): {flags: those that say otherwise}, and {most rows: what stands in the flags}.
 _ON_FEW_ROWS = {
     "--optim muon --learning_rate 5e-2": {"optim", "learning_rate"},
+    "--weight_decay {decay}": {"optim", "learning_rate", "weight_decay"},
     "--warmup_steps 20": {"optim", "learning_rate", "warmup_steps"},
     "--label_smoothing_factor 0.1": {"label_smoothing_factor"},
     "--max_steps {steps}": {"max_steps", "num_train_epochs"},
 }
-_STEPS_ON_FEW_ROWS = {2_500: 1_600, 10_000: 3_000}
+_OF_SO_MANY_ROWS = {
+    2_500: dict(steps=1_600, decay=0.05),
+    10_000: dict(steps=3_000, decay=0.05),
+    40_000: dict(steps=18_000, decay=0.0125),
+}
 
 
 def report_of_tasks(
@@ -113,11 +118,13 @@ def described_few_rows(tasks: "list[LoadedTask]", given: Collection[str]) -> str
     if others or task.entry.target_type != "text" or "train" not in task.data:
         return None
     rows, flags = len(task.data["train"]), []
-    steps = next((steps for most, steps in _STEPS_ON_FEW_ROWS.items() if rows <= most), None)
+    fitting = next((values for most, values in _OF_SO_MANY_ROWS.items() if rows <= most), None)
+    if fitting is None:
+        return None
     for text, otherwise in _ON_FEW_ROWS.items():
         if otherwise.isdisjoint(given):
-            flags.append(text.format(steps=steps))
-    if steps is None or not flags:
+            flags.append(text.format(**fitting))
+    if not flags:
         return None
     return f"{rows:,} from scratch: {' '.join(flags)}, in batches of 64, did better (docs/defaults.md)"
 

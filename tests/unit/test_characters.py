@@ -190,8 +190,17 @@ class SourcesTest(parameterized.TestCase):
         self.assertRegex(printed, r"\nfew rows +7 from scratch: --optim muon --learning_rate 5e-2 .*--max_steps 1600")
 
     @parameterized.parameters(
-        (800, (), "--optim muon --learning_rate 5e-2 --warmup_steps 20 --label_smoothing_factor 0.1 --max_steps 1600"),
+        (
+            800,
+            ("label_smoothing_factor",),
+            "--optim muon --learning_rate 5e-2 --weight_decay 0.05 --warmup_steps 20 --max_steps 1600",
+        ),
         (8000, ("learning_rate", "label_smoothing_factor"), "--max_steps 3000"),
+        (
+            29_000,
+            ("warmup_steps", "label_smoothing_factor", "num_train_epochs"),
+            "--optim muon --learning_rate 5e-2 --weight_decay 0.0125",
+        ),
         (800, ("optim", "num_train_epochs", "dropout_rate"), "--label_smoothing_factor 0.1"),
         (800, ("optim", "label_smoothing_factor", "max_steps"), None),
         (80_000, (), None),
