@@ -4,7 +4,8 @@
 #   that loaded the model lives on, as the main thread of a script does: on two cores int8 then looks slower than float32,
 #   and is twice as fast. Loading computes in parallel, so the loader keeps helpers of its own beside those of the thread
 #   that answers. libgomp then counts more threads than cores and waits by sleeping, at each of int8's many small products.
-#   A model that is loaded in a thread that ends has its full speed.
+#   A model that is loaded in a thread that ends has its full speed, as long as no other program wants the cores: beside
+#   one that does, waiting without sleep is what slows all down.
 # For whom: everybody who answers one text at a time in int8 on few cores, or compares engines there.
 # Versions: ctranslate2 4.8.5, transformers 5.24.0, torch 2.13.0, numpy 2.4.6, on Linux. 2026-11-29.
 set -eu
