@@ -341,7 +341,7 @@ class EarlyAnswerTest(TestCase):
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.stdout, "set()\n", done.stderr)
 
-    @parameterized.parameters((None, True), ("0", False))
+    @parameterized.parameters(({}, True), ({"THP_MEM_ALLOC_ENABLE": "0"}, False))
     def test_a_large_tensor_has_huge_pages(self, users_choice, is_huge):
         """64 MiB. Page faults were an eighth of a step of training on a virtual machine."""
         kernel = Path("/sys/kernel/mm/transparent_hugepage/enabled")  # such as "always [madvise] never"
@@ -350,8 +350,9 @@ class EarlyAnswerTest(TestCase):
         code = (
             "import predict_t5; import torch; held = torch.ones(2**24); print(open('/proc/self/smaps_rollup').read())"
         )
-        chosen = {} if users_choice is None else {"THP_MEM_ALLOC_ENABLE": users_choice}
-        environment = {name: value for name, value in os.environ.items() if name != "THP_MEM_ALLOC_ENABLE"} | chosen
+        environment = dict(os.environ)
+        environment.pop("THP_MEM_ALLOC_ENABLE", None)  # this process has imported foundry.common
+        environment |= users_choice
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
         )
