@@ -23,10 +23,11 @@ from foundry.common.command_line import parse_arguments
 from foundry.common.digests import contents_digest
 from foundry.common.errors import UserError
 from foundry.common.flags import Flags, refuse
-from foundry.common.machine import has_accelerator
+from foundry.common.machine import has_accelerator, slow_bf16
 from foundry.common.paths import complete_output_dir
 from foundry.common.ranks import check_alike, finish_process_group, is_first_process
 from foundry.common.reports import end_summary
+from foundry.common.terminal import print_once
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.reading import as_list
 from foundry.corpora.tokenizers import answering_tokenizer
@@ -77,6 +78,8 @@ class EncoderReader(AnswerJob):
     def __init__(self, args: Any):
         self.args, self.folder = args, args.model_name_or_path
         self.device = PartialState(cpu=args.use_cpu or not has_accelerator()).device
+        if slow := slow_bf16(args.bf16, self.device.type):
+            print_once(slow)
         self.tokenizer = answering_tokenizer(self.folder, args.tokenizer_name)
 
     def prefixed(self, entry: TaskEntry) -> TaskEntry:

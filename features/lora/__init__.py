@@ -172,7 +172,7 @@ class HeldToAnswer(_Frozen):
     load_in_4bit: bool = _LOAD_IN_4BIT
     load_in_8bit: bool = _LOAD_IN_8BIT
     dtype: str | None = option(None, "Type of the layers' weights. Not set: float32.", choices=DTYPES)
-    int8: bool = option(False, "Multiply in int8, on a CPU with AVX512-VNNI: faster, and a quarter of the weights.")
+    int8: bool = option(False, "Multiply in int8, on a CPU with AVX2: faster, and a quarter of the weights.")
 
     def is_on(self) -> bool:
         return self.weight_format() is not None
@@ -195,7 +195,7 @@ class HeldToAnswer(_Frozen):
             if not flags.use_cpu and has_accelerator():
                 refuse(self, "int8", "multiplies on a CPU: add --use_cpu, or give --bf16 in its place")
             if not multiplies_int8(torch.device("cpu")):
-                refuse(self, "int8", "needs a CPU with AVX512-VNNI, and this one has none: leave it out")
+                refuse(self, "int8", "needs a CPU with AVX2, and this one has none: leave it out")
         return {}
 
     def check(self, args: Any, config: Any, tokenizer: Any, packed: object = None) -> None:

@@ -45,6 +45,13 @@ def bf16_units() -> str | None:
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
+def slow_bf16(bf16: bool, device_type: str) -> str | None:
+    """What to tell who asks for bfloat16 on a CPU without instructions for it; None otherwise."""
+    if bf16 and device_type == "cpu" and not bf16_units():
+        return "this CPU has no instructions for bfloat16 and takes several times as long in it: leave --bf16 out"
+    return None
+
+
 _CONTROL_GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 

@@ -63,7 +63,7 @@ class Matrices:
         weights = [matrix_of(layer).to(dtype) for layer in layers]
         self.count, self.dtype, self.multiply = len(layers), dtype, multiplied
         self.of_one_row: torch.Tensor | None = None  # [in, out]
-        if held is not Held.IN_PLACE and has_onednn(weights[0].device):
+        if held is not Held.IN_PLACE and has_onednn(weights[0].device, dtype):
             weights = [torch.cat(weights)]
             if held is Held.TWICE:
                 self.of_one_row = weights[0].T.contiguous()

@@ -3,12 +3,14 @@
     multiply_in_int8(model)            # its linear layers, in place; embeddings, norms and biases stay float32
     Int8Matrices([q, k, v])(x)         # [x Q^T, x K^T, x V^T], joined and packed
 
-A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps. Sums of
-integers are exact, so a row's product does not depend on the rows beside it.
+A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps, of an
+input to one of 127 where the CPU has no AVX512-VNNI (`input_steps`). Sums of integers are exact, so a row's product
+does not depend on the rows beside it.
 
 A folder with such matrices has the layout of compressed-tensors, with which transformers reads it.
 """
 
+import functools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,15 +24,40 @@ from transformers import PreTrainedModel
 from foundry.modeling.weight_formats import frozen_layers
 
 ENGINE = "fbgemm"  # oneDNN's products of one row take half as long again
-MOST = 127  # of a rounded number, on both sides of zero
-MIDDLE = 128  # what zero is among the unsigned numbers of inputs
+MOST = 127  # steps of a matrix, on both sides of zero
 _TINY = torch.tensor(torch.finfo(torch.float32).tiny)
 
 
 def multiplies_int8(device: torch.device) -> bool:
-    """Whether this device has instructions for products of int8. Without them sums of two products may overflow."""
-    has_engine = ENGINE in torch.backends.quantized.supported_engines
-    return device.type == "cpu" and has_engine and torch.cpu._is_vnni_supported()
+    """Whether there are products of int8 on this device."""
+    return device.type == "cpu" and ENGINE in torch.backends.quantized.supported_engines
+
+
+def packed_matrix(matrix: torch.Tensor, scales: torch.Tensor) -> torch.ScriptObject:
+    """An int8 matrix [O, I] and its scales [O], as ENGINE multiplies them."""
+    zeros, engine = torch.zeros(len(scales), dtype=torch.long), torch.backends.quantized.engine
+    torch.backends.quantized.engine = ENGINE
+    with warnings.catch_warnings(action="ignore"):  # torch 2.13 will not always have this type of tensors
+        matrix = torch._make_per_channel_quantized_tensor(matrix, scales.double(), zeros, 0)
+    packed = torch.ops.quantized.linear_prepack(matrix, None)
+    torch.backends.quantized.engine = engine
+    return packed
+
+
+def product(x: torch.Tensor, steps: int, packed: torch.ScriptObject) -> torch.Tensor:
+    """[..., O]: x [..., I], numbers from -steps to steps that are rounded first, times a packed matrix."""
+    # The kernel takes unsigned numbers.
+    return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(x, 1.0, steps + 1, packed)
+
+
+@functools.cache
+def input_steps() -> int:
+    """To how many steps an input is rounded, on both sides of zero: 127, or 63 on a CPU without AVX512-VNNI. There the
+    kernel adds two products in 16 bits, which 255 x 127 + 255 x 127 would overflow, and 127 x 127 + 127 x 127 does not.
+    """
+    largest = torch.full((1, 64), MOST, dtype=torch.int8)
+    found = product(largest.float(), MOST, packed_matrix(largest, torch.ones(1)))
+    return MOST if found.item() == 64 * MOST * MOST else MOST // 2
 
 
 def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,7 +70,7 @@ def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def scales_of_rows(x: torch.Tensor) -> torch.Tensor:
     """[..., 1]: by what the numbers of each row of x [..., I] are divided before they are rounded."""
-    return torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / MOST)
+    return torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / input_steps())
 
 
 class Int8Linear(nn.Linear):
@@ -58,7 +85,8 @@ class Int8Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         scales = scales_of_rows(x.float())
-        rounded = (x / scales).add_(MIDDLE).round_().sub_(MIDDLE).to(torch.int8)
+        middle = input_steps() + 1  # halves are rounded as the kernel rounds unsigned numbers
+        rounded = (x / scales).add_(middle).round_().sub_(middle).to(torch.int8)
         sums = torch._int_mm(rounded.flatten(0, -2), self.weight.T).float().mul_(self.weight_scale)
         return sums.view(*x.shape[:-1], -1).mul_(scales)
 
@@ -69,18 +97,12 @@ class Int8Matrices:
     def __init__(self, layers: Sequence[Int8Linear]):
         self.sizes = [layer.out_features for layer in layers]
         matrix = torch.cat([layer.weight for layer in layers])
-        scales = torch.cat([layer.weight_scale for layer in layers])
-        zeros, engine = torch.zeros(len(scales), dtype=torch.long), torch.backends.quantized.engine
-        torch.backends.quantized.engine = ENGINE
-        with warnings.catch_warnings(action="ignore"):  # torch 2.13 will not always have this type of tensors
-            matrix = torch._make_per_channel_quantized_tensor(matrix, scales.double(), zeros, 0)
-        self.packed = torch.ops.quantized.linear_prepack(matrix, None)
-        torch.backends.quantized.engine = engine
+        self.packed = packed_matrix(matrix, torch.cat([layer.weight_scale for layer in layers]))
+        self.steps = input_steps()
 
     def __call__(self, x: torch.Tensor) -> Sequence[torch.Tensor]:
         scales = scales_of_rows(x)
-        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        return product(x / scales, 1.0, MIDDLE, self.packed).mul_(scales).split(self.sizes, dim=-1)
+        return product(x / scales, self.steps, self.packed).mul_(scales).split(self.sizes, dim=-1)
 
 
 @torch.no_grad()

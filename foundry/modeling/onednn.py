@@ -16,9 +16,11 @@ import torch
 LEAST = 2**20  # multiplications of a product for which oneDNN's own 10 us are worth while
 
 
-def has_onednn(device: torch.device) -> bool:
-    """Whether oneDNN multiplies on this device."""
-    return device.type == "cpu" and torch.backends.mkldnn.is_available()
+def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies numbers of this type on this device: bfloat16 only where the CPU has AVX512."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    return dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @functools.cache
@@ -33,7 +35,7 @@ def is_faster(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether oneDNN multiplies left [..., K] by right [K, N] in less time."""
     if torch.compiler.is_compiling() or left.numel() * right.shape[1] < LEAST:  # the compiler chooses by itself
         return False
-    return left.dtype == right.dtype == torch.float32 and is_amd() and has_onednn(left.device)
+    return left.dtype == right.dtype == torch.float32 and is_amd() and has_onednn(left.device, left.dtype)
 
 
 def product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

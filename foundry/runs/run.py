@@ -16,6 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from foundry.arguments.sharding import wants_fsdp
 from foundry.arguments.training import T5TrainingArguments, global_batch_size, other_defaults, warmup_of
 from foundry.common.errors import UserError
+from foundry.common.machine import slow_bf16
 from foundry.common.ranks import finish_process_group, is_first_process
 from foundry.common.reports import (
     end_summary,
@@ -386,6 +387,8 @@ def described_device(args: T5TrainingArguments) -> str:
     text = f"{args.assume_gpu or args.device}, {precision}"
     if args.device.type == "cpu" and not args.assume_gpu:
         text += f", {torch.get_num_threads()} threads"
+        if slow := slow_bf16(args.bf16, "cpu"):
+            text += f"; {slow}"
     return text
 
 

@@ -38,7 +38,8 @@ PREFETCHED = 4  # batches that a worker makes ahead
 REPAYS_COMPILING = 600.0
 UNCOMPILED_SHARE, UNCOMPILED_OF_A_CORE, SHORTEST_STEP = 0.15, 22e9, 0.03
 RESUMED = "as in the run that is resumed"
-BF16_ON_A_CPU = 256  # width from which a CPU with instructions for bfloat16 is faster in it (results/LOG.md)
+# Widths from which a CPU with these instructions for bfloat16 is faster in it (results/LOG.md, pronunciation.md).
+BF16_ON_A_CPU = {"AMX": 256, "AVX512-BF16": 128}
 EAGER_ON_A_CPU = 128  # source tokens up to which a CPU is faster without sdpa (results/LOG.md)
 
 
@@ -203,13 +204,14 @@ def _bf16(gpu: Gpu | None, job: TrainingJob, _args, launcher: Launcher, _chosen:
         if gpu.is_recent:
             return True, f"the {gpu.name} computes in it"
         return False, f"the {gpu.name} has no bfloat16, and T5 overflows in float16: float32"
-    if not bf16_units() or launcher.sharding != "ddp":
+    units = bf16_units()
+    if not units or launcher.sharding != "ddp":
         return False, "a CPU: float32"
     if job.earlier:
         return bool(job.earlier.get("bf16")), RESUMED
-    if shape_of(job.config).encoder.width < BF16_ON_A_CPU:
-        return False, f"a CPU, and a width below {BF16_ON_A_CPU}: float32"
-    return True, f"the CPU has units for it, {bf16_units()}"
+    if shape_of(job.config).encoder.width < BF16_ON_A_CPU[units]:
+        return False, f"a CPU with {units}, and a width below {BF16_ON_A_CPU[units]}: float32"
+    return True, f"the CPU has units for it, {units}"
 
 
 def _residual(_gpu: None, job: TrainingJob, _args, _launcher: Launcher, chosen: dict) -> tuple[bool, str] | None:

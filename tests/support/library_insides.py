@@ -155,12 +155,16 @@ INSIDES = [
         "of a model",
     ),
     # products in float32 take 0.3 to 0.6 times the time of F.linear on a CPU of AMD; until F.linear takes oneDNN there
-    (["foundry/modeling/onednn"], ["_linear_pointwise"], "of torch.ops.mkldnn: a product by oneDNN"),
+    (
+        ["foundry/modeling/onednn"],
+        ["_linear_pointwise", "_is_mkldnn_bf16_supported"],
+        "of torch.ops.mkldnn: a product by oneDNN, and whether it has one of bfloat16",
+    ),
     (["foundry/modeling/decoding_layers"], ["_reorder_linear_weight"], "of torch.ops.mkldnn: a matrix packed for it"),
     # answers in int8; until torch names its products of whole numbers, and packs matrices, publicly
     (
         ["foundry/modeling/int8"],
-        ["_int_mm", "_make_per_channel_quantized_tensor", "_is_vnni_supported", "__class__"],
+        ["_int_mm", "_make_per_channel_quantized_tensor", "__class__"],
         "of torch; a linear layer becomes one of int8 in place",
     ),
     # one kernel for many tensors, as torch's own optimizers use them; until torch offers them publicly, or

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM
 from foundry.model_t5 import create_model
 from foundry.modeling import decoding_layers, found_answers, onednn
 from foundry.modeling.decoding import Search, Source, answers, unsupported_model_reason, unsupported_search_reason
-from foundry.modeling.decoding_layers import DECODERS, Layers
+from foundry.modeling.decoding_layers import DECODERS, Held, Layers, Matrices
 from foundry.modeling.families import family_of, is_tied
 from foundry.modeling.found_answers import PLAIN, AnswerFinder, log_probabilities
 from foundry.modeling.generation_settings import complete
@@ -357,6 +357,15 @@ class ProductsTest(parameterized.TestCase):
                     layer(x).sum().backward()
                 torch.compile(layer, backend="eager")(x).sum().backward()
                 self.assertEqual(product.call_count, 3 * amd)
+
+    def test_bfloat16_on_a_cpu_without_avx512(self):
+        """OneDNN neither packs nor multiplies it there."""
+        layer, x = torch.nn.Linear(512, 512, bias=False), torch.randn(3, 512).bfloat16()
+        with mock.patch.object(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False):
+            (found,) = Matrices([layer], torch.bfloat16, Held.PACKED)(x)
+            torch.testing.assert_close(found.float(), x.float() @ layer.weight.T, atol=0.05, rtol=0.02)
+            (packed,) = Matrices([layer], torch.float32, Held.PACKED).weights
+            self.assertTrue(packed.is_mkldnn)
 
     def test_few_multiplications_are_left_to_torch(self):
         with mock.patch.object(onednn, "is_amd", lambda: True):

@@ -29,7 +29,7 @@ from foundry.modeling.int8 import Int8Linear, Int8Matrices, multiply_in_int8, ro
 
 def setUpModule():
     if not int8.multiplies_int8(torch.device("cpu")):
-        raise unittest.SkipTest("this CPU has no AVX512-VNNI")
+        raise unittest.SkipTest("this CPU has no AVX2")
 
 
 def layer_of(matrix: torch.Tensor) -> Int8Linear:
@@ -44,23 +44,49 @@ def made_int8(family: str, **changes):
     return model
 
 
+STEPS = (63, 127) if int8.multiplies_int8(torch.device("cpu")) and int8.input_steps() == 127 else (63,)
+
+
 class ProductsTest(parameterized.TestCase):
-    def test_by_hand(self):
-        """The largest number of each row is 127 steps; half of it is 63.5 of them, which become 64."""
+    def steps(self, steps: int) -> None:
+        self.enter_context(mock.patch.object(int8, "input_steps", lambda: steps))
+
+    @parameterized.parameters(STEPS)
+    def test_by_hand(self, steps):
+        """The largest number of each row is 127 steps, of an input perhaps 63; half of it are 63.5, which become 64, or
+        31.5, which become 32."""
+        self.steps(steps)
         layer = layer_of(torch.tensor([[127.0, -63.5, 0.0], [0.0, 0.0, 0.0], [0.25, 1.0, -127.0]]))
         self.assertEqual(layer.weight.tolist(), [[127, -64, 0], [0, 0, 0], [0, 1, -127]])
         x = torch.tensor([[1.0, 0.5, -0.5], [0.0, 0.0, 0.0], [0.0, 0.0, 254.0]])
-        rounded = torch.tensor([[127, 64, -64], [0, 0, 0], [0, 0, 127]])
-        scales = torch.tensor([[1 / 127], [0.0], [2.0]])
+        half = {127: 64, 63: 32}[steps]
+        rounded = torch.tensor([[steps, half, -half], [0, 0, 0], [0, 0, steps]])
+        scales = torch.tensor([[1 / steps], [0.0], [254 / steps]])
         torch.testing.assert_close(layer(x), (rounded @ layer.weight.long().T) * scales * torch.tensor([1.0, 0.0, 1.0]))
 
-    @parameterized.parameters(1, 2, 33)
-    def test_joined_and_packed_they_have_the_same_bits_for_any_rows(self, rows):
+    @parameterized.parameters(STEPS)
+    def test_sums_that_are_as_large_as_they_can_be(self, steps):
+        """A CPU without AVX512-VNNI adds two products in 16 bits, whose largest number is 32,767."""
+        self.steps(steps)
+        for sign in (1, -1):
+            layer = layer_of(torch.full((40, 512), 127.0 * sign))
+            for x in (torch.full((3, 512), 5.0), torch.full((3, 512), -5.0)):
+                (found,) = Int8Matrices([layer])(x)
+                torch.testing.assert_close(found, x @ layer.weight.float().T)
+
+    @parameterized.parameters((64 * 127 * 127, 127), (64 * 32767 / 2, 63))
+    def test_inputs_have_127_steps_where_sums_do_not_overflow(self, found, steps):
+        with mock.patch.object(int8, "product", lambda *_: torch.tensor([[float(found)]])):
+            self.assertEqual(int8.input_steps.__wrapped__(), steps)
+
+    @parameterized.product(rows=(1, 2, 33), steps=STEPS)
+    def test_joined_and_packed_they_have_the_same_bits_for_any_rows(self, rows, steps):
+        self.steps(steps)
         torch.manual_seed(0)
         x, layers = torch.randn(rows, 3, 40), [layer_of(torch.randn(size, 40)) for size in (7, 64, 24)]
         for layer, product in zip(layers, Int8Matrices(layers)(x), strict=True):
-            exact = (x.double() / x.abs().amax(-1, keepdim=True) * 127 + 0.5).floor() @ layer.weight.double().T
-            exact *= x.abs().amax(-1, keepdim=True) / 127 * layer.weight_scale
+            exact = (x.double() / x.abs().amax(-1, keepdim=True) * steps + 0.5).floor() @ layer.weight.double().T
+            exact *= x.abs().amax(-1, keepdim=True) / steps * layer.weight_scale
             torch.testing.assert_close(product.double(), exact, rtol=1e-4, atol=1e-2)
             self.assertTrue(torch.equal(product, layer(x)))
             self.assertTrue(torch.equal(product[-1:, -1:], Int8Matrices([layer])(x[-1:, -1:])[0]))
@@ -77,13 +103,15 @@ class ProductsTest(parameterized.TestCase):
 class AnswersTest(parameterized.TestCase):
     @parameterized.product(family=WRITTEN_OUT, plain=(False, True))
     def test_those_of_generate(self, family, plain):
-        """Of models with a head of their own, and with the embedding as head."""
+        """Of models with a head of their own, and with the embedding as head. Beams of one source may change places:
+        where numbers are added in another order, one at the border between two steps may be rounded to the other."""
         model, sources = made_int8(family, plain=plain), made_sources(9)
         for search in (dict(), BEAMS):
             wanted = generated(model, sources, max_new_tokens=12, **search)
             for slots in (1, 4):
                 got = [answer.tokens for answer in found(model, sources, slots, **search)]
-                self.assertEqual(got, wanted)
+                others = sum(one != other for one, other in zip(got, wanted, strict=True))
+                self.assertLessEqual(others, 2 if search else 0)
         self.assertIsNone(AnswerFinder(model, 4).model_unsupported)
 
     def test_embeddings_and_norms_stay_as_they_are(self):
@@ -144,9 +172,9 @@ class ScriptsTest(parameterized.TestCase):
         zoo.write_checkpoint(self.folder / "gemma", "t5gemma")
         _, error = self.predict("--model_name_or_path", self.folder / "gemma", "--int8", code=2)
         self.assertRegex(error.splitlines()[-1], "error: --int8 True: not for t5gemma models")
-        with mock.patch.object(int8.torch.cpu, "_is_vnni_supported", lambda: False):
+        with mock.patch.object(int8, "multiplies_int8", lambda _: False):
             _, error = self.predict("--model_name_or_path", self.one, "--int8", code=2)
-        self.assertRegex(error.splitlines()[-1], "error: --int8 True: needs a CPU with AVX512-VNNI")
+        self.assertRegex(error.splitlines()[-1], "error: --int8 True: needs a CPU with AVX2")
         with mock.patch("foundry.common.machine.has_accelerator", lambda: True):
             flags = ["--model_name_or_path", self.one, "--int8", "--input_file", self.folder / "in.txt"]
             _, _, error = run_main(predict_t5.main, *flags, code=2)

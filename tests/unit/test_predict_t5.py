@@ -239,6 +239,13 @@ class PredictTest(TestCase):
         row = json.loads(line, parse_constant=self.fail)
         self.assertEqual((row["score"], row["more"]), (None, [None]))
 
+    def test_bfloat16_is_slow_on_a_cpu_without_instructions_for_it(self):
+        path = self.write("in.txt", LINES[0])
+        for units, told in (("AMX", False), (None, True)):
+            with mock.patch("foundry.common.machine.bf16_units", lambda units=units: units):
+                printed = self.predict(path, "--bf16", "--overwrite_output_file")[-1]
+            self.assertEqual("this CPU has no instructions for bfloat16" in printed, told)
+
     def test_a_stopped_run_is_continued(self):
         path = self.write("in.txt", "\n".join(LINES))
         _, wanted, _ = self.predict(path, "--do_sample", "true")

@@ -16,6 +16,7 @@ from foundry.common.reports import read_json
 from foundry.model_t5 import build_config, create_model, set_attention, set_dropout, train_only
 from foundry.runs import memory, speed
 from foundry.runs.memory import Gpu, Launcher, find_gpu, peaks_of
+from foundry.runs.run import described_device
 from foundry.runs.speed import SpeedChoice, TrainingJob, choose_settings, decide_speed, use_speed
 from foundry.runs.step_memory import StepMemory
 
@@ -233,6 +234,7 @@ class ChoiceTest(parameterized.TestCase):
         (True, True, "mini", "ddp", {"bf16": True}, True, "resumed"),
         (True, True, "mini", "ddp", {"bf16": False}, False, "resumed"),
         (True, True, "tiny", "ddp", {}, False, "a width below 256"),
+        (False, True, "tiny", "ddp", {}, True, "AVX512-BF16"),
         (True, True, "t5-v1_1-base", "zero2", {}, False, "float32"),
         (False, False, "t5-v1_1-base", "ddp", {}, False, "float32"),
     )
@@ -246,6 +248,12 @@ class ChoiceTest(parameterized.TestCase):
             found = chosen(None, None, launcher, **job)["bf16"]
         self.assertEqual(found.value, bf16)
         self.assertIn(why, found.reason)
+
+    @parameterized.parameters((True, None, True), (True, "AMX", False), (False, None, False))
+    def test_bfloat16_that_is_slow(self, bf16, units, told):
+        args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True, bf16=bf16)
+        with mock.patch("foundry.common.machine.bf16_units", lambda: units):
+            self.assertEqual("leave --bf16 out" in described_device(args), told)
 
     def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
         config = build_config("mini", None)
