@@ -70,7 +70,8 @@ def rounded_matrix(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def scales_of_rows(x: torch.Tensor) -> torch.Tensor:
     """[..., 1]: by what the numbers of each row of x [..., I] are divided before they are rounded."""
-    return torch.add(_TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / input_steps())
+    # torch's norms of the order infinity take 20 times as long for 32 rows.
+    return torch.add(_TINY, x.abs().amax(-1, keepdim=True), alpha=1 / input_steps())
 
 
 class Int8Linear(nn.Linear):
