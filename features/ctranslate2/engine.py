@@ -18,7 +18,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, Pr
 from constants import IGNORE_INDEX
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
-from foundry.common.machine import run_in_short_lived_thread
+from foundry.common.machine import adds_int8_exactly, run_in_short_lived_thread
 from foundry.common.reports import is_of, read_json
 from foundry.common.terminal import print_once
 from foundry.corpora.reading import as_list
@@ -181,8 +181,11 @@ class CTranslate2Engine:
         self.names = json.loads((folder / TOKENS).read_text(encoding="utf-8"))
         self.ids = {name: number for number, name in enumerate(self.names)}
         # Loading computes, and threads of a loader that lives slow down all answers: int8's to a third.
-        load = partial(ctranslate2.Translator, str(folder), device="cpu", compute_type="default")
+        load = partial(ctranslate2.Translator, str(folder), device="cpu")
         self.translator = run_in_short_lived_thread(load)
+        if "int8" in self.translator.compute_type and not adds_int8_exactly():
+            print_once("CTranslate2's sums of int8 overflow on a CPU without VNNI, as this one: in float32 instead")
+            self.translator = run_in_short_lived_thread(partial(load, compute_type="float32"))
         self.one_at_a_time = one_at_a_time
 
     def _named(self, texts: list[list[int]]) -> list[list[str]]:

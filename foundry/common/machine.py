@@ -45,6 +45,14 @@ def bf16_units() -> str | None:
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
+def adds_int8_exactly(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether this CPU adds products of 8 bits in 32, with AVX512-VNNI or AVX-VNNI. Where libraries have to add two of
+    them in 16 bits first, large ones overflow. True for other CPUs than x86, and where Linux does not tell."""
+    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
+    flags = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    return flags is None or not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags[1].split())
+
+
 def slow_bf16(bf16: bool, device_type: str) -> str | None:
     """What to tell who asks for bfloat16 on a CPU without instructions for it; None otherwise."""
     if bf16 and device_type == "cpu" and not bf16_units():

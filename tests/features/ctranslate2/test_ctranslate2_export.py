@@ -1,5 +1,7 @@
 """export_checkpoint.py --formats ctranslate2: what CTranslate2 writes is compared with PyTorch."""
 
+import contextlib
+import io
 import json
 import shutil
 from unittest import mock
@@ -12,9 +14,11 @@ from helpers import sentences
 from test_export_checkpoint import TEXTS, workspace
 
 from features.ctranslate2 import engine
+from foundry.common.machine import adds_int8_exactly
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.publishing import exports
+from foundry.publishing.exports import Original
 
 
 class EnginesTest(test_export_checkpoint.TestCase):
@@ -32,6 +36,30 @@ class EnginesTest(test_export_checkpoint.TestCase):
         pieces = tokenizer.convert_ids_to_tokens(tokenizer(TEXTS[0]).input_ids)
         answer = ctranslate2.Translator(str(self.out / kind)).translate_batch([pieces], beam_size=1)
         self.assertNotEmpty(answer[0].hypotheses[0])
+
+    @parameterized.parameters((True, "int8_float32", ""), (False, "float32", "overflow on a CPU without VNNI"))
+    def test_int8_is_multiplied_in_float32_where_its_sums_overflow(self, is_exact, computed, told):
+        """A kernel that adds two products in 16 bits gives other answers; the rounded weights in float32 do not."""
+        folder, printed = self.folder / "int8", io.StringIO()
+        whole = str(workspace() / "whole")
+        engine.write_ctranslate2(Original(load_model(whole), load_tokenizer(whole), []), folder, "int8")
+        with mock.patch.object(engine, "adds_int8_exactly", lambda: is_exact), contextlib.redirect_stdout(printed):
+            found = engine.CTranslate2Engine(folder)
+        self.assertEqual(found.translator.compute_type, computed)
+        self.assertIn(told, printed.getvalue())
+
+    @parameterized.parameters(
+        ("flags\t\t: fpu avx2 avx512_vnni\n", True),
+        ("flags\t\t: fpu avx2 avx_vnni\n", True),
+        ("flags\t\t: fpu avx2 avx512f\nvmx flags\t: vnmi\n", False),
+        ("Features\t: asimd asimddp\n", True),
+        (None, True),
+    )
+    def test_cpus_that_add_int8_exactly(self, cpuinfo, is_exact):
+        path = self.folder / "cpuinfo"
+        if cpuinfo is not None:
+            path.write_text(cpuinfo)
+        self.assertEqual(adds_int8_exactly(path), is_exact)
 
     @parameterized.parameters("t5_v1_1", "mt5", "umt5")
     def test_a_head_that_is_the_embedding(self, family):
