@@ -5,6 +5,7 @@ import ctypes
 import functools
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import signal
@@ -54,8 +55,8 @@ def adds_int8_exactly(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def slow_bf16(bf16: bool, device_type: str) -> str | None:
-    """What to tell who asks for bfloat16 on a CPU without instructions for it; None otherwise."""
-    if bf16 and device_type == "cpu" and not bf16_units():
+    """What to tell who asks for bfloat16 on a CPU of x86 without instructions for it; None otherwise."""
+    if bf16 and device_type == "cpu" and platform.machine() in ("x86_64", "AMD64") and not bf16_units():
         return "this CPU has no instructions for bfloat16 and takes several times as long in it: leave --bf16 out"
     return None
 

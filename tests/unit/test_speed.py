@@ -249,10 +249,16 @@ class ChoiceTest(parameterized.TestCase):
         self.assertEqual(found.value, bf16)
         self.assertIn(why, found.reason)
 
-    @parameterized.parameters((True, None, True), (True, "AMX", False), (False, None, False))
-    def test_bfloat16_that_is_slow(self, bf16, units, told):
+    @parameterized.parameters(
+        (True, None, "x86_64", True),
+        (True, "AMX", "x86_64", False),
+        (False, None, "x86_64", False),
+        (True, None, "aarch64", False),
+    )
+    def test_bfloat16_that_is_slow(self, bf16, units, processor, told):
         args = PreTrainingArguments(output_dir=str(self.folder), report_to="none", use_cpu=True, bf16=bf16)
-        with mock.patch("foundry.common.machine.bf16_units", lambda: units):
+        here = dict(bf16_units=lambda: units, platform=mock.Mock(machine=lambda: processor))
+        with mock.patch.multiple("foundry.common.machine", **here):
             self.assertEqual("leave --bf16 out" in described_device(args), told)
 
     def test_mini_on_a_cpu_with_amx_is_compiled_in_bfloat16_without_a_flag(self):
