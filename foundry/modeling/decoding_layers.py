@@ -390,13 +390,15 @@ class KVCache:
     def _rows(self, slot: int) -> slice:
         return slice(slot * self.rows, (slot + 1) * self.rows)
 
-    def reorder(self, parents: Sequence[int]) -> None:
-        """Row n goes on with what row parents[n] has written."""
+    def reorder(self, parents: Sequence[int], alike: Sequence[int]) -> None:
+        """Row n goes on with what row parents[n] has written, whose first alike[n] tokens are those of row n itself."""
         changed = [row for row, parent in enumerate(parents) if row != parent]
-        if changed:
+        # The first column is that of the token with which every answer starts.
+        first = min((self.starts[row // self.rows] + 1 + alike[row] for row in changed), default=self.end)
+        if first < self.end:
             to, of = torch.tensor(changed), torch.tensor([parents[row] for row in changed])
-            used = self.cache[..., self.begin : self.end, :]
-            used[:, :, to] = used[:, :, of]
+            others = self.cache[..., first : self.end, :]
+            others[:, :, to] = others[:, :, of]
 
     def _update_views(self) -> None:
         """What follows from the sources that are in the slots."""

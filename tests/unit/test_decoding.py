@@ -332,6 +332,30 @@ class WhatGenerateDoesTest(parameterized.TestCase):
                 self.assertEqual(answer.tokens, wanted.tolist())
 
 
+class ReorderedRowsTest(parameterized.TestCase):
+    @parameterized.parameters(1, 4)
+    def test_columns_that_are_not_copied_are_those_of_the_row_itself(self, slots):
+        """A row's memory is what its parent has written, though only columns behind their common beginning are copied.
+        Sources begin in other columns as slots become free."""
+        model, sources, copied = made_model(), made_sources(9), []
+        reorder, kept = decoding_layers.KVCache.reorder, 0
+
+        def checked(memory, parents, alike):
+            nonlocal kept
+            used = memory.cache[:, :, : len(parents), :, memory.begin : memory.end]
+            wanted = used[:, :, parents].clone()
+            reorder(memory, parents, alike)
+            self.assertTrue(torch.equal(used, wanted))
+            changed = [row for row, parent in enumerate(parents) if row != parent]
+            copied.append(len(changed))
+            kept += sum(alike[row] for row in changed)
+
+        with mock.patch.object(decoding_layers.KVCache, "reorder", checked):
+            found(model, sources, slots, num_beams=4, max_new_tokens=20, eos_token_id=1)
+        self.assertGreater(sum(copied), 20)
+        self.assertGreater(kept, 20)
+
+
 class ProductsTest(parameterized.TestCase):
     @parameterized.parameters(True, False)
     def test_linear_layers(self, amd):
