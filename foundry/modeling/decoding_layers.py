@@ -30,6 +30,7 @@ from foundry.modeling.products import is_plain
 from foundry.modeling.recomputed import is_plain_product
 
 MULTIPLE = 16  # of the tokens of encoded sources: oneDNN compiles products of each new size, and keeps them
+COPIES = 4  # parts of a cache's rows that are copied from the same column on
 COLUMNS = 64  # of a new cache; it doubles where answers are longer
 ENCODED_TOKENS = 512  # of sources that are encoded at a time: more would need more padding, and take no less time
 LARGE = 2**17  # numbers of a matrix for which a call of oneDNN is worth while
@@ -38,6 +39,12 @@ KEPT = 128  # source tokens up to which an encoder keeps its biases: 64 kB a hea
 # Models whose decoder `Decoder` is; of these, models whose encoder `Encoder` is.
 DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
+
+
+def even_parts(rows: Sequence[int], count: int) -> list[Sequence[int]]:
+    """The rows in order, in at most so many parts of one size; the last may be smaller."""
+    size = max(1, -(-len(rows) // count))
+    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
 # ---------------------------------------------------------------- products
@@ -392,13 +399,18 @@ class KVCache:
 
     def reorder(self, parents: Sequence[int], alike: Sequence[int]) -> None:
         """Row n goes on with what row parents[n] has written, whose first alike[n] tokens are those of row n itself."""
-        changed = [row for row, parent in enumerate(parents) if row != parent]
-        # The first column is that of the token with which every answer starts.
-        first = min((self.starts[row // self.rows] + 1 + alike[row] for row in changed), default=self.end)
-        if first < self.end:
-            to, of = torch.tensor(changed), torch.tensor([parents[row] for row in changed])
-            others = self.cache[..., first : self.end, :]
-            others[:, :, to] = others[:, :, of]
+        first = {}  # column that differs, of each row that changes
+        for row, parent in enumerate(parents):
+            start = self.starts[row // self.rows] + 1  # behind the token with which every answer starts
+            if row != parent and start + alike[row] < self.end:
+                first[row] = start + alike[row]
+        changed, moved = sorted(first, key=first.get), []
+        for rows in even_parts(changed, COPIES):
+            others = self.cache[..., first[rows[0]] : self.end, :]
+            found = others[:, :, torch.tensor([parents[row] for row in rows])]
+            moved.append((others, torch.tensor(rows), found))
+        for others, to, found in moved:  # behind all reading, since a parent may change too
+            others[:, :, to] = found
 
     def _update_views(self) -> None:
         """What follows from the sources that are in the slots."""
