@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from benchmarks.measure import interleaved, rows_as_table, synchronize, timed
 from benchmarks.serve import model_folder, texts_of
 from features.ctranslate2.engine import PATIENCE, CTranslate2Engine, write_ctranslate2
+from foundry.common.machine import adds_int8_exactly
 from foundry.corpora.tokenizers import load_tokenizer
 from foundry.model_t5 import load_model
 from foundry.modeling.decoding import Source
@@ -110,8 +111,9 @@ class Ways:
             in_int8 = copy.deepcopy(self.model)
             multiply_in_int8(in_int8)
             self.ways["ours, int8"] = partial(self.found, AnswerFinder(in_int8, 1))
-            engine = started_ctranslate2(converted / "int8", "int8", folder)
-            self.ways["ctranslate2, int8"] = partial(self.with_ctranslate2, engine)
+            if adds_int8_exactly():  # else the engine computes in float32
+                engine = started_ctranslate2(converted / "int8", "int8", folder)
+                self.ways["ctranslate2, int8"] = partial(self.with_ctranslate2, engine)
 
     @torch.no_grad()
     def generated(self, sources: Tokens, slots: int, beams: int) -> Tokens:

@@ -22,7 +22,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from features import BACKENDS, FORMATS
 from foundry.common.errors import UserError
-from foundry.common.machine import end_with_parent
+from foundry.common.machine import adds_int8_exactly, end_with_parent
 from foundry.common.reports import PROJECT, aligned_cells
 from foundry.common.terminal import say
 from foundry.corpora.tokenizers import load_tokenizer, train_tokenizer
@@ -144,7 +144,9 @@ def measure_serve(args: Namespace) -> dict:
         servers["transformers"] = [*ours, "--model_name_or_path", folder, "--num_beams", 1]
         if multiplies_int8(torch.device("cpu")):
             servers["transformers, int8"] = [*servers["transformers"], "--int8"]
-        kinds = {name: name for name in sorted(BACKENDS.keys() & FORMATS.keys())} | {"ctranslate2_int8": "ctranslate2"}
+        kinds = {name: name for name in sorted(BACKENDS.keys() & FORMATS.keys())}
+        if adds_int8_exactly():  # else the engine computes in float32
+            kinds["ctranslate2_int8"] = "ctranslate2"
         for kind, backend in kinds.items():
             words = ["export_checkpoint.py", "--model_name_or_path", folder, "--output_dir", Path(place, kind)]
             words += ["--formats", kind]
