@@ -205,8 +205,11 @@ class HeldToAnswer(_Frozen):
             refuse(self, "int8", f"not for {config.model_type} models: give --load_in_8bit, or --bf16")
 
     def plan(self, args: Any, model: Any) -> dict[str, str | None]:
-        rounded = "int8, inputs rounded row by row" if self.int8 else None
-        return {"products": rounded}
+        if not self.int8:
+            return {"products": None}
+        from foundry.modeling.int8 import input_steps
+
+        return {"products": f"int8, each row of an input rounded to {2 * input_steps() + 1} steps"}
 
     def record(self) -> dict[str, Any]:
         return {"int8": True} if self.int8 else {}

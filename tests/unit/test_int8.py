@@ -144,7 +144,7 @@ class ScriptsTest(parameterized.TestCase):
     def test_the_plan_and_v1_models_tell(self, count):
         models = ("--model_name_or_path", self.one, self.two)[: 1 + count]
         answers, printed = self.predict(*models, "--int8")
-        self.assertRegex(printed, "products +int8")
+        self.assertRegex(printed, f"products +int8, .* {2 * int8.input_steps() + 1} steps")
         _, error = self.predict(*models, code=2)
         self.assertIn("holds answers with form int8, not", error)
         _, error = self.predict(*models, "--load_in_8bit", code=2)
@@ -241,7 +241,7 @@ class ScriptsTest(parameterized.TestCase):
         flags += ["--generation_max_length", 7, "--output_dir", self.folder / "out", "--overwrite_output_dir"]
         whole, _, _ = run_main(evaluate_t5.main, *flags)
         results, printed, _ = run_main(evaluate_t5.main, *flags, "--int8")
-        self.assertRegex(printed, "products +int8")
+        self.assertRegex(printed, f"products +int8, .* {2 * int8.input_steps() + 1} steps")
         self.assertNotEqual(results["eval_loss"], whole["eval_loss"])
         self.assertAlmostEqual(results["eval_loss"], whole["eval_loss"], delta=0.1)
         lines = (self.folder / "out/predictions.jsonl").read_text().splitlines()
