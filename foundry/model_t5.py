@@ -40,9 +40,10 @@ from constants import ATTENTION_IMPLEMENTATIONS, MODEL_SHAPES, T5_VOCAB_SIZE
 from data_collator_t5 import vocabulary_size
 from foundry.common.errors import UserError
 from foundry.common.flags import check_value
-from foundry.common.machine import available_memory
+from foundry.common.machine import available_memory, slow_bf16
 from foundry.common.ranks import processes_here
 from foundry.common.reports import human_bytes
+from foundry.common.terminal import print_once
 from foundry.common.yaml_files import parse_yaml
 from foundry.corpora.hub import do_not_wait_for_the_hub
 from foundry.corpora.tokenizers import has_tokenizer, load_tokenizer
@@ -400,7 +401,9 @@ def load_ensemble(
     bf16: bool,
     to_bf16: bool = False,
 ) -> PreTrainedModel:
-    """`load_to_answer` of one model, or of several as one (modeling/ensemble.py)."""
+    """`load_to_answer` of one model, or of several as one (modeling/ensemble.py). Says so if bf16 is slow here."""
+    if slow := slow_bf16(bf16, device.type):
+        print_once(slow)
     return ensemble([load_to_answer(name, attn_implementation, features, device, bf16, to_bf16) for name in names])
 
 

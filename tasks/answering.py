@@ -12,8 +12,6 @@ from accelerate.utils import gather_object, set_seed
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from foundry.common.machine import slow_bf16
-from foundry.common.terminal import print_once
 from foundry.common.words import listed
 from foundry.corpora.chunks import longest_first
 from foundry.corpora.sentinels import cut_source, source_ids
@@ -119,8 +117,6 @@ def with_transformers(plan: Plan, device: torch.device) -> Engine:
     """The Engine of `--backend transformers`."""
     args = plan.args
     bf16 = args.bf16
-    if slow := slow_bf16(bf16, device.type):
-        print_once(slow)
     model = load_ensemble(args.models, args.attn_implementation, plan.features, device, bf16, to_bf16=bf16)
     fit_vocabulary(model, plan.tokenizer)
     as_saved = reads_as_saved(weights_of(plan.features).weight_format())

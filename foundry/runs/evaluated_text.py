@@ -19,7 +19,7 @@ from foundry.common.reports import end_summary
 from foundry.corpora.tokenizers import answering_tokenizer
 from foundry.corpora.trained_text import earlier_run
 from foundry.features import features_of
-from foundry.model_t5 import fit_vocabulary, load_to_answer
+from foundry.model_t5 import fit_vocabulary, load_ensemble
 from foundry.objectives.objective_types import get_objective
 from foundry.report.lengths import described_lengths
 from foundry.report.losses import described_losses
@@ -74,7 +74,7 @@ def score_text(argv: list[str] | None, recorded: dict, about: str) -> dict:
         tokenizer = answering_tokenizer(named, evaluation.tokenizer_name)
         found = found_text(args.features, text_args, model_args, tokenizer)
     found.check_held_out(evaluates=True)
-    model = load_to_answer(named, evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
+    model = load_ensemble([named], evaluation.attn_implementation, args.features, args.device, bool(args.bf16))
     fit_vocabulary(model, tokenizer)
     objective = get_objective(text_args, tokenizer, model)
     text = found.text(objective, args)
