@@ -5,7 +5,7 @@
 
 A matrix has a scale for each of its rows, and so has the input: each number is rounded to one of 255 steps, of an
 input to one of 127 where the CPU has no AVX512-VNNI (`input_steps`). Sums of integers are exact, so a row's product
-does not depend on the rows beside it.
+does not depend on the rows beside it, but for the last bit of a row that comes alone.
 
 A folder with such matrices has the layout of compressed-tensors, with which transformers reads it.
 """

@@ -104,15 +104,15 @@ class ProductsTest(parameterized.TestCase):
 class AnswersTest(parameterized.TestCase):
     @parameterized.product(family=WRITTEN_OUT, plain=(False, True))
     def test_those_of_generate(self, family, plain):
-        """Of models with a head of their own, and with the embedding as head. Beams of one source may change places:
-        where numbers are added in another order, one at the border between two steps may be rounded to the other."""
+        """Of models with a head of their own, and with the embedding as head. With inputs of 127 steps beams of one source
+        may change places: where numbers are added in another order, one between two steps may be rounded to either."""
         model, sources = made_int8(family, plain=plain), made_sources(9)
         for search in (dict(), BEAMS):
             wanted = generated(model, sources, max_new_tokens=12, **search)
             for slots in (1, 4):
                 got = [answer.tokens for answer in found(model, sources, slots, **search)]
                 others = sum(one != other for one, other in zip(got, wanted, strict=True))
-                self.assertLessEqual(others, 2 if search else 0)
+                self.assertLessEqual(others, 2 if search and int8.input_steps() < 127 else 0)
         self.assertIsNone(AnswerFinder(model, 4).model_unsupported)
 
     def test_embeddings_and_norms_stay_as_they_are(self):
