@@ -204,7 +204,7 @@ class Beams:
 
     written, scores, nats: of each unfinished text, the best first. finished: (score, Answer), the best first; at most
     as many as beams. A score is a sum of log-probabilities, of a finished text divided by its length to the power of
-    length_penalty. alike[i][j]: tokens with which the texts i and j begin alike, of i itself all.
+    length_penalty.
     """
 
     def __init__(self, source: Source, search: Search):
@@ -212,7 +212,6 @@ class Beams:
         self.tokens, self.written = [search.start] * beams, [[] for _ in range(beams)]
         self.scores, self.nats = [0.0] + [NEVER] * (beams - 1), [0.0] * beams
         self.finished: list[tuple[float, Answer]] = []
-        self.alike = [[0] * beams for _ in range(beams)]
 
     @property
     def length(self) -> int:
@@ -221,10 +220,9 @@ class Beams:
 
     def take(
         self, parents: Sequence[int], tokens: Sequence[int], scores: Sequence[float], nats: Sequence[float]
-    ) -> list[tuple[int, int]]:
+    ) -> list[int]:
         """Follows the best of the candidates, which come the best first: the beam it continues, its token, its score,
-        and the token's log-probability. Returns of each new beam the beam that it continues, and with how many tokens
-        that one and the beam that was in its place begin alike."""
+        and the token's log-probability. Returns the beam that each of the new beams continues."""
         search, length, followed = self.search, self.length + 1, []
         penalty = length**search.length_penalty
         is_last = length >= self.source.limit
@@ -239,16 +237,12 @@ class Beams:
         if is_last or self._cannot_improve(scores[followed[0]], length):
             self.source.answers = [answer for _, answer in self.finished[: search.count]]
             self.source.done = True
-            return [(beam, length) for beam in range(search.beams)]
-        before, continued = self.alike, [parents[rank] for rank in followed]
-        self.alike = [[before[one][other] for other in continued] for one in continued]
-        for beam, row in enumerate(self.alike):
-            row[beam] += 1
+            return [*range(search.beams)]
         self.written = [[*self.written[parents[rank]], tokens[rank]] for rank in followed]
         self.nats = [self.nats[parents[rank]] + nats[rank] for rank in followed]
         self.scores = [scores[rank] for rank in followed]
         self.tokens = [tokens[rank] for rank in followed]
-        return [(parent, before[beam][parent]) for beam, parent in enumerate(continued)]
+        return [parents[rank] for rank in followed]
 
     def _cannot_improve(self, best: float, length: int) -> bool:
         """Whether the search ends. best: score of the best unfinished text, which has this many tokens."""
@@ -378,13 +372,11 @@ class Decoding:
         parents, tokens = numbers // size, numbers % size
         nats = plain.view(-1, beams, size).flatten(1).gather(1, numbers)
         found = zip(parents.tolist(), tokens.tolist(), scores.tolist(), nats.tolist(), strict=True)
-        rows, alike = [], []
+        rows = []
         for number, (place, candidates) in enumerate(zip(self.places, found, strict=True)):
-            for parent, tokens_alike in place.take(*candidates):
-                rows.append(number * beams + parent)
-                alike.append(tokens_alike)
+            rows += [number * beams + parent for parent in place.take(*candidates)]
         for memory in self.memories:
-            memory.reorder(rows, alike)
+            memory.reorder(rows)
 
 
 @torch.inference_mode()

@@ -41,12 +41,6 @@ DECODERS = ("t5", "mt5", "umt5", "longt5")
 ENCODERS = ("t5", "mt5", "umt5")
 
 
-def even_parts(rows: Sequence[int], count: int) -> list[Sequence[int]]:
-    """The rows in order, in at most so many parts of one size; the last may be smaller."""
-    size = max(1, -(-len(rows) // count))
-    return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-
-
 # ---------------------------------------------------------------- products
 def matrix_of(layer: nn.Module) -> torch.Tensor:
     """The matrix [out, in] that a linear layer multiplies with: of LoRA the sum of the frozen and the trained one."""
@@ -339,6 +333,9 @@ class KVCache:
         self.decoder, self.slots, self.rows, self.count = decoder, slots, rows, 0
         self.starts: list[int] = []  # column of the first token
         self.lengths: list[int] = []  # tokens of the source
+        # {(i, j): columns with which rows i and j of a slot begin alike}. Where nothing stands it is the first alone,
+        # that of the token with which every answer starts.
+        self.alike: list[dict[tuple[int, int], int]] = []
         self.begin = self.end = 0  # columns in use
         self.cache, self.source_cache = self._empty(slots * rows, COLUMNS), self._empty(0, 0)
         self.rows_in_use = self.heads_in_use = self.cache  # [2, layers, N, H, C, D], [2, layers, N * H, C, D]
@@ -372,6 +369,7 @@ class KVCache:
         self.count += size
         self.starts += [self.end] * size
         self.lengths += lengths
+        self.alike += [{} for _ in range(size)]
         self._update_views()
 
     def _widen_sources(self, longest: int) -> None:
@@ -388,7 +386,7 @@ class KVCache:
             length = self.lengths[last]
             self.cache[:, :, here, :, used] = self.cache[:, :, there, :, used]
             self.source_cache[:, :, slot, :, :length] = self.source_cache[:, :, last, :, :length]
-        for values in (self.starts, self.lengths):
+        for values in (self.starts, self.lengths, self.alike):
             values[slot] = values[last]
             values.pop()
         self.count = last
@@ -397,20 +395,28 @@ class KVCache:
     def _rows(self, slot: int) -> slice:
         return slice(slot * self.rows, (slot + 1) * self.rows)
 
-    def reorder(self, parents: Sequence[int], alike: Sequence[int]) -> None:
-        """Row n goes on with what row parents[n] has written, whose first alike[n] tokens are those of row n itself."""
-        first = {}  # column that differs, of each row that changes
-        for row, parent in enumerate(parents):
-            start = self.starts[row // self.rows] + 1  # behind the token with which every answer starts
-            if row != parent and start + alike[row] < self.end:
-                first[row] = start + alike[row]
-        changed, moved = sorted(first, key=first.get), []
-        for rows in even_parts(changed, COPIES):
-            others = self.cache[..., first[rows[0]] : self.end, :]
-            found = others[:, :, torch.tensor([parents[row] for row in rows])]
-            moved.append((others, torch.tensor(rows), found))
-        for others, to, found in moved:  # behind all reading, since a parent may change too
-            others[:, :, to] = found
+    def reorder(self, parents: Sequence[int]) -> None:
+        """Row n goes on with what row parents[n] has written."""
+        first = {}  # column from which on it is something else, of each row that changes
+        for slot, (start, before) in enumerate(zip(self.starts, self.alike, strict=True)):
+            begin, written, after = slot * self.rows, self.end - start, {}
+            continued = [parent - begin for parent in parents[begin : begin + self.rows]]
+            for row, parent in enumerate(continued):
+                alike = before.get((row, parent), 1)
+                if row != parent and alike < written:
+                    first[begin + row] = start + alike
+                for other, other_parent in enumerate(continued):
+                    same = parent == other_parent
+                    after[row, other] = written if same else before.get((parent, other_parent), 1)
+            self.alike[slot] = after
+        if not first:
+            return
+        moved, of = [], torch.tensor(parents)
+        for rows in torch.tensor(sorted(first, key=first.get)).chunk(COPIES):
+            others = self.cache[..., first[rows[0].item()] : self.end, :]
+            moved.append((others, rows, others[:, :, of[rows]]))
+        for others, rows, found in moved:  # behind all reading, since a parent may change too
+            others[:, :, rows] = found
 
     def _update_views(self) -> None:
         """What follows from the sources that are in the slots."""

@@ -77,8 +77,8 @@ foundry/modeling/int8.py, seen by unit/test_int8.py
   + x.abs().amax()
 foundry/modeling/decoding_layers.py, seen by unit/test_decoding.py
   beams_keep_a_column_too_many
-  - + 1  # behind the token
-  + + 2  # behind the token
+  - first[begin + row] = start + alike
+  + first[begin + row] = start + alike + 1
 foundry/modeling/decoding.py, seen by unit/test_decoding.py
   draws_of_one_step
   - source.draws[:, min(place.length, source.limit - 1)]

@@ -340,11 +340,12 @@ class ReorderedRowsTest(parameterized.TestCase):
         model, sources, copied = made_model(), made_sources(9), []
         reorder, kept = decoding_layers.KVCache.reorder, 0
 
-        def checked(memory, parents, alike):
+        def checked(memory, parents):
             nonlocal kept
+            alike = [memory.alike[row // 4].get((row % 4, parent % 4), 1) - 1 for row, parent in enumerate(parents)]
             used = memory.cache[:, :, : len(parents), :, memory.begin : memory.end]
             wanted = used[:, :, parents].clone()
-            reorder(memory, parents, alike)
+            reorder(memory, parents)
             self.assertTrue(torch.equal(used, wanted))
             changed = [row for row, parent in enumerate(parents) if row != parent]
             copied.append(len(changed))

@@ -104,8 +104,8 @@ class ProductsTest(parameterized.TestCase):
 class AnswersTest(parameterized.TestCase):
     @parameterized.product(family=WRITTEN_OUT, plain=(False, True))
     def test_those_of_generate(self, family, plain):
-        """Of models with a head of their own, and with the embedding as head. With inputs of 127 steps beams of one source
-        may change places: where numbers are added in another order, one between two steps may be rounded to either."""
+        """Of models with a head of their own, and with the embedding as head. With 127 steps of inputs beams may
+        change places: where numbers are added in another order, one between two steps may be rounded to either."""
         model, sources = made_int8(family, plain=plain), made_sources(9)
         for search in (dict(), BEAMS):
             wanted = generated(model, sources, max_new_tokens=12, **search)
