@@ -46,11 +46,15 @@ def bf16_units() -> str | None:
     return "AVX512-BF16" if torch.cpu._is_avx512_bf16_supported() else None
 
 
-def adds_int8_exactly(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def cpuinfo(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What Linux says of its processors; nothing on another system."""
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def adds_int8_exactly(*path: Path) -> bool:
     """Whether this CPU adds products of 8 bits in 32, with AVX512-VNNI or AVX-VNNI. Where libraries have to add two of
     them in 16 bits first, large ones overflow. True for other CPUs than x86, and where Linux does not tell."""
-    text = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    flags = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    flags = re.search(r"^flags\s*:(.*)", cpuinfo(*path), re.MULTILINE)
     return flags is None or not {"avx512_vnni", "avx_vnni"}.isdisjoint(flags[1].split())
 
 

@@ -7,11 +7,11 @@ torch multiplies float32 on a CPU by MKL, which on a CPU of AMD reaches less tha
 torch has both. Neither function is followed by autograd.
 """
 
-import contextlib
 import functools
-from pathlib import Path
 
 import torch
+
+from foundry.common.machine import cpuinfo
 
 LEAST = 2**20  # multiplications of a product for which oneDNN's own 10 us are worth while
 
@@ -26,9 +26,7 @@ def has_onednn(device: torch.device, dtype: torch.dtype) -> bool:
 @functools.cache
 def is_amd() -> bool:
     """Whether the CPU is of AMD."""
-    with contextlib.suppress(OSError):  # not Linux
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    return False
+    return "AuthenticAMD" in cpuinfo()
 
 
 def is_faster(left: torch.Tensor, right: torch.Tensor) -> bool:
